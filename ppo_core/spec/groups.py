@@ -1,0 +1,281 @@
+"""The groups of a run spec: every field bounded, described once, and marked with when it may change.
+
+Forms, the OpenAPI page and the docs read descriptions and bounds from here. `changeable` says when a stored run may
+take another value: "rollback" (a new segment of the same run), "fork" (only a new run), "never" (it names the run).
+What is not built is not offered: a choice appears here with the code that honours it.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Changeable = Literal["rollback", "fork", "never"]
+
+
+def setting(default: Any, changeable: Changeable, description: str, *, path: bool = False, **bounds: Any) -> Any:
+    """A spec field. `path` marks text that names a file, a folder or a hub id."""
+    extra: dict[str, Any] = {"changeable": changeable}
+    if path:
+        extra["path"] = True
+    return Field(default, description=description, json_schema_extra=extra, **bounds)
+
+
+class Group(BaseModel):
+    """Base of every group: unknown fields fail, values never change after checking, non-finite numbers are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True)
+
+
+PathText = Annotated[str, Field(min_length=1, max_length=1024, pattern=r"^[^\x00-\x1f]+$")]
+
+
+class PolicyConfig(Group):
+    """The model that is trained, and where its value estimate comes from."""
+
+    model: PathText = setting(
+        ..., "fork", "Causal language model to start from: a folder in Hugging Face form.", path=True
+    )
+    dtype: Literal["float32"] = setting("float32", "fork", "Precision of weights and passes.")
+    value_head: Literal["shared", "shared_detached"] = setting(
+        "shared",
+        "fork",
+        "Value head on the policy's trunk: `shared` lets the value loss train the trunk, `shared_detached` does not.",
+    )
+    critic_model: None = setting(None, "fork", "Model of a separate critic; only null: the value head is shared.")
+    lora: None = setting(None, "fork", "Low-rank adapters; only null: all weights are trained.")
+    gradient_checkpointing: Literal[False] = setting(
+        False, "rollback", "Trade time for memory in the update; only false."
+    )
+
+
+class DataConfig(Group):
+    """Where prompts come from."""
+
+    prompts: PathText = setting(
+        ..., "fork", "Training prompts: a JSON Lines file with a `prompt` text in each row.", path=True
+    )
+    held_out: PathText | None = setting(
+        None, "fork", "Prompts never trained on, in the same form, for evaluation and the judge gate.", path=True
+    )
+    max_prompt_tokens: int = setting(64, "fork", "Longest prompt in tokens.", ge=1, le=131072)
+    too_long: Literal["drop"] = setting(
+        "drop", "fork", "Prompts longer than max_prompt_tokens are dropped and counted."
+    )
+
+
+class RolloutConfig(Group):
+    """How responses are sampled. Nothing is filled in from the model folder's generation defaults."""
+
+    engine: Literal["transformers"] = setting("transformers", "rollback", "What generates the responses.")
+    batch_size: int = setting(64, "fork", "Prompts, and so responses, an iteration.", ge=1, le=65536)
+    max_new_tokens: int = setting(40, "rollback", "Longest response in tokens, end-of-text included.", ge=1, le=131072)
+    temperature: float = setting(
+        1.0, "rollback", "Divides the logits when sampling, and in every logprob pass.", gt=0, le=10
+    )
+    top_p: float = setting(
+        1.0, "rollback", "Nucleus sampling; only 1.0, since less changes the distribution.", ge=1, le=1
+    )
+    top_k: int = setting(0, "rollback", "Top-k sampling; only 0 (off), since it changes the distribution.", ge=0, le=0)
+    min_new_tokens: int = setting(
+        0, "rollback", "Shortest response; only 0, since forbidding the end changes the distribution.", ge=0, le=0
+    )
+    stop_ids: list[Annotated[int, Field(ge=0)]] = setting(
+        [], "rollback", "Token ids that end a response, besides the model's end-of-text.", max_length=64
+    )
+    stop_strings: list[Annotated[str, Field(min_length=1, max_length=64)]] = setting(
+        [], "rollback", "Texts that end a response once they appear in it.", max_length=16
+    )
+
+
+class RewardSource(Group):
+    """One scorer of responses."""
+
+    kind: Literal["sequence_classifier", "python"] = setting(
+        ..., "rollback", "`sequence_classifier`: a Hugging Face model with one output; `python`: a registered function."
+    )
+    model: PathText | None = setting(None, "rollback", "Folder of the sequence classifier.", path=True)
+    name: str | None = setting(
+        None, "rollback", "Registered name of the Python function.", min_length=1, max_length=128, pattern=r"^[\w.\-]+$"
+    )
+    weight: float = setting(1.0, "rollback", "Factor of this source in the sum.", ge=-1000, le=1000)
+
+    @model_validator(mode="after")
+    def _one_way_to_name_it(self) -> Self:
+        if self.kind == "sequence_classifier" and (self.model is None or self.name is not None):
+            raise ValueError("a sequence_classifier takes `model` (a folder) and no `name`")
+        if self.kind == "python" and (self.name is None or self.model is not None):
+            raise ValueError("a python source takes `name` (a registered function) and no `model`")
+        return self
+
+
+class RewardConfig(Group):
+    """How a response becomes one score."""
+
+    sources: list[RewardSource] = setting(
+        ..., "rollback", "Scorers; the score is their weighted sum.", min_length=1, max_length=16
+    )
+    missing_eos_penalty: float = setting(
+        -1.0,
+        "rollback",
+        "Added to the score of a response cut off at max_new_tokens; zero or negative.",
+        ge=-1000,
+        le=0,
+    )
+    length_baseline: Literal["none"] = setting("none", "rollback", "Correction of the score for length; only `none`.")
+    normalize: Literal[False] = setting(False, "rollback", "Running normalisation of the score; only false.")
+    clip: float | None = setting(None, "rollback", "The penalised score is limited to ± this.", gt=0, le=1e6)
+    timeout_s: float = setting(60.0, "rollback", "Seconds that one batch of scores may take.", gt=0, le=3600)
+    max_invalid_share: float = setting(
+        0.1, "rollback", "Share of unusable scores in an iteration above which the run fails.", ge=0, lt=1
+    )
+
+
+class KLConfig(Group):
+    """The penalty that keeps the policy near its reference."""
+
+    coef: float = setting(0.05, "rollback", "Weight of the per-token KL to the reference in the reward.", ge=0, le=100)
+    controller: Literal["fixed"] = setting("fixed", "rollback", "How the coefficient moves.")
+    estimator: Literal["k1", "k2", "k3"] = setting("k1", "rollback", "Per-token estimator of the penalty.")
+    target: None = setting(None, "rollback", "KL an adaptive controller aims at; only null with `fixed`.")
+    horizon: None = setting(None, "rollback", "Horizon of an adaptive controller; only null with `fixed`.")
+
+
+class GAEConfig(Group):
+    """Generalised advantage estimation."""
+
+    gamma: float = setting(1.0, "rollback", "Discount a token.", ge=0, le=1)
+    lam: float = setting(0.95, "rollback", "Trace decay a token.", ge=0, le=1)
+
+
+class UpdateConfig(Group):
+    """How one rollout batch becomes gradient steps."""
+
+    epochs: int = setting(
+        2, "rollback", "Passes over one rollout batch; above 4, KL rises for little gain.", ge=1, le=16
+    )
+    minibatches: int = setting(4, "rollback", "Optimizer steps a pass; sizes differ by at most one row.", ge=1, le=1024)
+    clip_range: float = setting(0.2, "rollback", "The ratio is clipped to 1 ± clip_range.", gt=0, lt=1)
+    value_clip_range: float | None = setting(
+        0.2, "rollback", "New values are clipped to the old ± this; null switches the clip off.", gt=0, le=1000
+    )
+    value_coef: float = setting(1.0, "rollback", "Weight of the value loss, which has its ½ inside.", ge=0, le=1000)
+    entropy_coef: float = setting(0.0, "rollback", "Weight of the entropy bonus.", ge=0, le=10)
+    max_grad_norm: float = setting(1.0, "rollback", "The joint gradient norm is clipped to this.", gt=0, le=1e6)
+    learning_rate: float = setting(1.0e-5, "rollback", "AdamW's rate for the policy.", gt=0, le=1)
+    value_learning_rate: float | None = setting(
+        None, "rollback", "AdamW's rate for the value head; null: the policy's.", gt=0, le=1
+    )
+    lr_schedule: Literal["constant", "linear", "cosine"] = setting(
+        "constant", "rollback", "After warm-up: constant, or falling to zero at the last step."
+    )
+    warmup_steps: int = setting(
+        0, "rollback", "Optimizer steps over which the rate rises from zero.", ge=0, le=1_000_000
+    )
+    token_budget: int = setting(
+        4096,
+        "rollback",
+        "Most tokens, padding included, of one microbatch; a longer row stands alone.",
+        ge=1,
+        le=4_194_304,
+    )
+    target_kl: float | None = setting(
+        None, "rollback", "The epochs end early once a minibatch's approx KL exceeds this.", gt=0, le=100
+    )
+    critic_warmup_iterations: int = setting(
+        0, "rollback", "First iterations in which only the value head learns.", ge=0, le=1_000_000
+    )
+    ratio_tolerance: float = setting(
+        0.005, "rollback", "Largest |ratio - 1| before the first optimizer step of an iteration.", gt=0, le=1
+    )
+    max_skipped_steps: int = setting(
+        5, "rollback", "Non-finite steps in a row after which the run fails.", ge=1, le=1000
+    )
+
+
+class TrainingConfig(Group):
+    """What runs the passes and the optimizer."""
+
+    engine: Literal["local"] = setting("local", "rollback", "One process, plain torch.")
+    ranks: int = setting(1, "rollback", "Processes that train together; only 1.", ge=1, le=1)
+    zero_stage: int = setting(0, "rollback", "ZeRO stage; only 0.", ge=0, le=0)
+    offload: Literal["none"] = setting("none", "rollback", "What is moved to the host's memory; only `none`.")
+
+
+class JudgeConfig(Group):
+    """An evaluator that is not the training reward."""
+
+    kind: Literal["python", "sequence_classifier"] = setting(
+        ..., "rollback", "`python`: a registered function; `sequence_classifier`: a Hugging Face model with one output."
+    )
+    name: str | None = setting(
+        None, "rollback", "Registered name of the Python function.", min_length=1, max_length=128, pattern=r"^[\w.\-]+$"
+    )
+    model: PathText | None = setting(None, "rollback", "Folder of the sequence classifier.", path=True)
+
+    @model_validator(mode="after")
+    def _one_way_to_name_it(self) -> Self:
+        if self.kind == "python" and (self.name is None or self.model is not None):
+            raise ValueError("a python judge takes `name` (a registered function) and no `model`")
+        if self.kind == "sequence_classifier" and (self.model is None or self.name is not None):
+            raise ValueError("a sequence_classifier judge takes `model` (a folder) and no `name`")
+        return self
+
+
+class GateConfig(Group):
+    """The judge gate: held-out answers compared by a judge, in pairs, with the last gate and with the start."""
+
+    every: int = setting(50, "rollback", "Iterations between gates.", ge=1, le=1_000_000)
+    prompts: int = setting(
+        128, "rollback", "Held-out prompts answered at a gate: the first ones of the file.", ge=2, le=65536
+    )
+    judge: JudgeConfig | None = setting(None, "rollback", "Who compares; null: nothing watches for reward hacking.")
+    action: Literal["stop", "pause", "note"] = setting("stop", "rollback", "What a tripped gate does to the run.")
+
+
+class EvaluationConfig(Group):
+    """Scores of held-out prompts while training."""
+
+    every: int = setting(10, "rollback", "Iterations between evaluations.", ge=1, le=1_000_000)
+    prompts: int = setting(128, "rollback", "Held-out prompts answered: the first ones of the file.", ge=1, le=65536)
+
+
+class SamplesConfig(Group):
+    """Texts and token records that are kept to be read."""
+
+    every: int = setting(1, "rollback", "Iterations between kept samples.", ge=1, le=1_000_000)
+    per_iteration: int = setting(8, "rollback", "Responses kept at such an iteration.", ge=0, le=4096)
+
+
+class CheckpointsConfig(Group):
+    """When checkpoints are written, and which stay."""
+
+    every: int = setting(
+        20, "rollback", "Iterations between checkpoints; the last iteration always has one.", ge=1, le=1_000_000
+    )
+    keep_last: int = setting(3, "rollback", "Newest checkpoints that stay; -1 keeps all.", ge=-1, le=100_000)
+    keep_every: int | None = setting(
+        None, "rollback", "Checkpoints at multiples of this iteration stay.", ge=1, le=1_000_000
+    )
+    keep_best: int = setting(1, "rollback", "Checkpoints with the best held-out judge score that stay.", ge=0, le=1000)
+
+    @model_validator(mode="after")
+    def _keeps_something(self) -> Self:
+        if self.keep_last == 0:
+            raise ValueError("keep_last is 0: nothing to go back to would stay; use at least 1, or -1 to keep all")
+        return self
+
+
+class AlertsConfig(Group):
+    """Changes to the registry's alert bands. No field yet."""
+
+
+class ResourcesConfig(Group):
+    """What the run occupies."""
+
+    gpus: int = setting(0, "rollback", "GPUs that the run owns; 0 runs on the CPU.", ge=0, le=1)
+    priority: int = setting(0, "rollback", "Higher is claimed first.", ge=-100, le=100)
+    max_hours: float | None = setting(
+        None, "rollback", "The run stops with a checkpoint after this time.", gt=0, le=8760
+    )

@@ -1,0 +1,77 @@
+"""`RunSpec`: everything that decides a run, and the checks that span its groups."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from pydantic import model_validator
+
+from ppo_core.spec.groups import (
+    AlertsConfig,
+    CheckpointsConfig,
+    DataConfig,
+    EvaluationConfig,
+    GAEConfig,
+    GateConfig,
+    Group,
+    KLConfig,
+    PolicyConfig,
+    ResourcesConfig,
+    RewardConfig,
+    RolloutConfig,
+    SamplesConfig,
+    TrainingConfig,
+    UpdateConfig,
+    setting,
+)
+
+
+class RunSpec(Group):
+    """One training run, whole: with the seed and the code's version it decides every number that comes out."""
+
+    name: str = setting(
+        ...,
+        "never",
+        "A label for people; it is never used as a path.",
+        min_length=1,
+        max_length=128,
+        pattern=r"^[^\x00-\x1f\x7f]+$",
+    )
+    seed: int = setting(1, "fork", "Decides prompts' order, sampling and every shuffle.", ge=0, le=2**53 - 1)
+    iterations: int = setting(100, "rollback", "PPO iterations: one rollout and its update each.", ge=1, le=10_000_000)
+    policy: PolicyConfig = setting(..., "fork", "The model that is trained.")
+    data: DataConfig = setting(..., "fork", "Prompts.")
+    rollout: RolloutConfig = setting(RolloutConfig(), "rollback", "Sampling.")
+    reward: RewardConfig = setting(..., "rollback", "Scores.")
+    kl: KLConfig = setting(KLConfig(), "rollback", "KL penalty.")
+    gae: GAEConfig = setting(GAEConfig(), "rollback", "Advantages.")
+    update: UpdateConfig = setting(UpdateConfig(), "rollback", "Gradient steps.")
+    training: TrainingConfig = setting(TrainingConfig(), "rollback", "Processes.")
+    gate: GateConfig = setting(GateConfig(), "rollback", "Judge gate.")
+    evaluation: EvaluationConfig = setting(EvaluationConfig(), "rollback", "Held-out scores.")
+    samples: SamplesConfig = setting(SamplesConfig(), "rollback", "Kept responses.")
+    checkpoints: CheckpointsConfig = setting(CheckpointsConfig(), "rollback", "Checkpoints.")
+    alerts: AlertsConfig = setting(AlertsConfig(), "rollback", "Alerts.")
+    resources: ResourcesConfig = setting(ResourcesConfig(), "rollback", "What the run occupies.")
+
+    @model_validator(mode="after")
+    def _groups_fit_together(self) -> Self:
+        if self.update.minibatches > self.rollout.batch_size:
+            raise ValueError(
+                f"update.minibatches is {self.update.minibatches} but rollout.batch_size is only "
+                f"{self.rollout.batch_size}: every minibatch needs a row; lower update.minibatches"
+            )
+        if self.gate.judge is not None and self.data.held_out is None:
+            raise ValueError("gate.judge needs data.held_out: the judge compares answers to held-out prompts")
+        sources = [(source.kind, source.model, source.name) for source in self.reward.sources]
+        judge = self.gate.judge
+        if judge is not None and (judge.kind, judge.model, judge.name) in sources:
+            raise ValueError(
+                "gate.judge is one of reward.sources: a judge that is the reward cannot see it being hacked"
+            )
+        return self
+
+    @property
+    def num_optimizer_steps(self) -> int:
+        """Optimizer steps of the whole run, when none is skipped and no epoch breaks early."""
+        return self.iterations * self.update.epochs * self.update.minibatches
