@@ -400,3 +400,50 @@ def remove_leftovers(segment: SegmentDir) -> None:
     """Remove what a killed writer left half-done in the checkpoints folder. Only the owner of the segment may call it."""
     for child in segment.checkpoints.glob(".iter-*"):
         shutil.rmtree(child, ignore_errors=True)
+
+
+# Restart
+
+
+def next_start(run_dir: Path) -> SegmentStart:
+    """What a restart of this run has to run: the newest segment again, or a new one behind it.
+
+    The newest segment goes on when its journal ends where its newest checkpoint stands. When the journal is further
+    than that, the iterations in between will be done again: a new segment starts from the checkpoint, so that no
+    iteration ever has two values in one segment. Pass the result to `create_segment`.
+
+    Raises:
+        RunDirectoryError: the run has no segment yet.
+    """
+    existing = segments(run_dir)
+    if not existing:
+        raise RunDirectoryError(f"{run_dir} holds no segment to go on with")
+    newest = existing[-1]
+    start = newest.read_start()
+    reached = last_iteration(newest)
+    whole = checkpoints(newest)
+    stands = checkpoint_iteration(whole[-1]) if whole else start_iteration(start)
+    if reached <= (stands or 0):
+        return start
+    return SegmentStart(
+        run_id=start.run_id,
+        segment=start.segment + 1,
+        spec=start.spec,
+        checkpoint=str(whole[-1]) if whole else start.checkpoint,
+    )
+
+
+def start_iteration(start: SegmentStart) -> int:
+    """The iteration a segment starts from: 0, or that of its checkpoint."""
+    return 0 if start.checkpoint is None else checkpoint_iteration(Path(start.checkpoint)) or 0
+
+
+def last_iteration(segment: SegmentDir) -> int:
+    """The highest iteration with metrics in a segment's journal; 0 when there is none."""
+    highest, offset = 0, 0
+    while True:
+        events, offset_after = read_journal(segment.journal, offset)
+        if offset_after == offset:
+            return highest
+        offset = offset_after
+        highest = max([highest, *(event.iteration for event in events if event.type == "metrics")])
