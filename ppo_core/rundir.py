@@ -397,7 +397,7 @@ def remove_checkpoint(folder: Path) -> None:
 
 
 def remove_leftovers(segment: SegmentDir) -> None:
-    """Remove what a killed writer left half-done in the checkpoints folder. Only the owner of the segment may call it."""
+    """Remove what a killed writer left half-done among the checkpoints. Only the owner of the segment may call it."""
     for child in segment.checkpoints.glob(".iter-*"):
         shutil.rmtree(child, ignore_errors=True)
 

@@ -1,0 +1,83 @@
+"""What is asked of the trainer from outside: command files, SIGTERM, and the time limit. It answers in the journal."""
+
+from __future__ import annotations
+
+import signal
+import time
+from types import FrameType
+
+from ppo_core.rundir import SEVERITY, ControlCommand, JournalWriter, SegmentDir, read_commands
+
+LOOK_EVERY_S = 0.1
+
+
+class Interrupted(Exception):
+    """The iteration under way is given up: a stop or pause was asked before its update began."""
+
+
+class Control:
+    """Looks for commands of this trainer's lease token, at most every tenth of a second."""
+
+    def __init__(self, segment: SegmentDir, token: int, journal: JournalWriter) -> None:
+        self._segment = segment
+        self._token = token
+        self._journal = journal
+        self._looked_at = 0.0
+        self._commands: dict[str, ControlCommand] = {}
+        self._done: set[str] = set()
+        self._terminated = False
+        self.iteration = 0
+
+    def listen_to_sigterm(self) -> None:
+        """From now on SIGTERM asks for a stop with a checkpoint."""
+
+        def remember(signum: int, frame: FrameType | None) -> None:
+            self._terminated = True
+
+        signal.signal(signal.SIGTERM, remember)
+
+    def wants_to_end(self) -> str | None:
+        """"stop" or "pause" when one was asked, the more severe of several; None otherwise."""
+        self._look()
+        if self._terminated:
+            return "stop"
+        asked = [command.kind for command in self._commands.values() if SEVERITY[command.kind] > 0]
+        return max(asked, key=lambda kind: SEVERITY[kind], default=None)
+
+    def check(self) -> None:
+        """Called once a generation step or microbatch before the update.
+
+        Raises:
+            Interrupted: a stop or pause was asked.
+        """
+        if self.wants_to_end() is not None:
+            raise Interrupted
+
+    def take_checkpoint_commands(self) -> list[ControlCommand]:
+        """The open requests for a checkpoint; the caller saves and then calls `done`."""
+        self._look()
+        return [command for command in self._commands.values() if command.kind == "checkpoint"]
+
+    def done(self, *kinds: str) -> None:
+        """Answer every open command of these kinds: it has been done."""
+        for command in list(self._commands.values()):
+            if command.kind in kinds:
+                self._ack(command, "done")
+                del self._commands[command.id]
+                self._done.add(command.id)
+
+    def _look(self) -> None:
+        now = time.monotonic()
+        if now - self._looked_at < LOOK_EVERY_S:
+            return
+        self._looked_at = now
+        for command in read_commands(self._segment, self._token):
+            if command.id not in self._commands and command.id not in self._done:
+                self._commands[command.id] = command
+                self._ack(command, "accepted")
+
+    def _ack(self, command: ControlCommand, status: str) -> None:
+        self._journal.append(
+            "ack", self.iteration, {"command": command.id, "kind": command.kind, "status": status, "detail": None}
+        )
+

@@ -1,0 +1,139 @@
+"""One PPO iteration, from prompts to a synced engine, readable top to bottom.
+
+Each line is one idea of the method; each callee is a small function of its own module. Data moves forward: every
+stage returns a new frozen record. It knows neither the journal nor who listens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ppo_core.advantages import gae
+from ppo_core.control import Control
+from ppo_core.data.prompts import PromptBatch
+from ppo_core.masked import masked_whiten
+from ppo_core.models.policy import PolicyModel
+from ppo_core.rewards import per_token_rewards
+from ppo_core.rollout.batch import Rollout, assemble
+from ppo_core.rollout.engine import RolloutEngine, SyncReport
+from ppo_core.scoring.combine import Reward, Scores
+from ppo_core.seeds import derived_seed
+from ppo_core.spec import RunSpec
+from ppo_core.spec.groups import RewardConfig
+from ppo_core.stopwatch import Stopwatch
+from ppo_core.training.engine import TrainEngine
+from ppo_core.training.passes import OldPass, forward_logprobs, forward_policy
+from ppo_core.training.updates import PPOBatch, UpdateReport, run_updates
+
+
+@dataclass(frozen=True)
+class Models:
+    """Everything that computes: the trained policy, its frozen reference, the reward, and the rollout engine."""
+
+    trainer: TrainEngine
+    reference: PolicyModel
+    reward: Reward
+    engine: RolloutEngine
+    pad_id: int
+    decode: Callable[[list[int]], str]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where the run stands before an iteration, as far as the iteration depends on it."""
+
+    iteration: int
+    policy_version: int
+    kl_coef: float
+    skipped_in_a_row: int
+
+
+@dataclass(frozen=True)
+class IterationReport:
+    """All records of one iteration. `sampled` is the whole rollout; `rollout` its rows with a usable score."""
+
+    progress: Progress
+    sampled: Rollout
+    all_scores: Scores
+    rollout: Rollout
+    scores: Tensor
+    penalized: Tensor
+    trained_scores: Tensor
+    old: OldPass
+    ref_logprobs: Tensor
+    rewards: Tensor
+    kl_to_ref: Tensor
+    advantages: Tensor
+    returns: Tensor
+    update: UpdateReport
+    sync: SyncReport
+    gamma: float
+
+
+def run_iteration(
+    models: Models, prompts: PromptBatch, spec: RunSpec, progress: Progress, control: Control, watch: Stopwatch
+) -> IterationReport:
+    """One PPO iteration: roll out, score, shape rewards, estimate advantages, update, sync weights.
+
+    Up to the update nothing has changed, so a stop is honoured by leaving the iteration; from there on it is finished.
+
+    Raises:
+        Interrupted: a stop or pause was asked before the update began; the run stands as before this iteration.
+        RewardError: too many scores could not be used.
+        RatioError: the policy does not repeat its own logprobs; no step has been made.
+        NonFiniteError: too many optimizer steps in a row were not finite.
+        WeightSyncError: the engine does not hold what was sent.
+    """
+    with watch.phase("rollout"):
+        seeds = [derived_seed(spec.seed, "rollout", progress.iteration, row) for row in range(len(prompts.prompt_ids))]
+        responses = models.engine.generate(prompts.prompt_ids, seeds=seeds, check=control.check)
+        sampled = assemble(prompts, responses, models.pad_id, models.decode, models.engine.version)
+    with watch.phase("scoring"):
+        all_scores = models.reward.score(sampled.prompt_texts, sampled.response_texts)
+        control.check()
+        usable = all_scores.valid.nonzero().flatten()
+        rollout, scores = sampled.select(usable), all_scores.values[usable].float()
+        penalized, trained_scores = shaped_scores(scores, rollout.truncated, spec.reward)
+    with watch.phase("logprobs"):  # the trainer's own numbers, never the engine's
+        old = forward_policy(models.trainer, rollout, spec, control.check)
+        ref_logprobs = forward_logprobs(models.reference, rollout, spec, control.check)
+    with watch.phase("update"):
+        rewards, kl_to_ref = per_token_rewards(
+            trained_scores, old.logprobs, ref_logprobs, rollout.response_mask, progress.kl_coef, spec.kl.estimator
+        )
+        advantages, returns = gae(rewards, old.values, rollout.response_mask, spec.gae.gamma, spec.gae.lam)
+        batch = PPOBatch(rollout, old, masked_whiten(advantages, rollout.response_mask), returns)
+        update = run_updates(models.trainer, batch, spec, progress.iteration, progress.skipped_in_a_row)
+    with watch.phase("sync"):  # verified: digest, version, probe logprobs
+        sync = models.engine.sync_weights(models.trainer.policy, progress.policy_version + 1)
+    return IterationReport(
+        progress=progress,
+        sampled=sampled,
+        all_scores=all_scores,
+        rollout=rollout,
+        scores=scores,
+        penalized=penalized,
+        trained_scores=trained_scores,
+        old=old,
+        ref_logprobs=ref_logprobs,
+        rewards=rewards,
+        kl_to_ref=kl_to_ref,
+        advantages=advantages,
+        returns=returns,
+        update=update,
+        sync=sync,
+        gamma=spec.gae.gamma,
+    )
+
+
+def shaped_scores(scores: Tensor, truncated: Tensor, reward: RewardConfig) -> tuple[Tensor, Tensor]:
+    """Scores [B] after the missing-EOS penalty, and what of that is trained on: limited to ± `reward.clip`.
+
+    The limit comes last: it is there to bound what one response can do to an update, the penalty included.
+    """
+    penalized = torch.where(truncated, scores + reward.missing_eos_penalty, scores)
+    return penalized, penalized if reward.clip is None else penalized.clamp(-reward.clip, reward.clip)

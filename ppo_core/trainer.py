@@ -1,0 +1,247 @@
+"""The loop: iterations, evaluations and gates, checkpoints, control, journal. Everything between start and end code."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from ppo_core.checkpoints import TrainerState, versions, write_checkpoint
+from ppo_core.control import Control, Interrupted
+from ppo_core.data.prompts import PromptSource
+from ppo_core.diagnostics.iteration_metrics import held_out_metrics, iteration_metrics
+from ppo_core.errors import DataError
+from ppo_core.evaluation.gate import GateState, Verdict
+from ppo_core.evaluation.held_out import HeldOut
+from ppo_core.iteration import IterationReport, Models, Progress, run_iteration
+from ppo_core.rundir import (
+    ExitCode,
+    JournalWriter,
+    SegmentDir,
+    checkpoint_bytes,
+    last_iteration,
+    write_atomically,
+)
+from ppo_core.samples import held_out_records, rollout_records
+from ppo_core.spec import RunSpec
+from ppo_core.stopwatch import Stopwatch
+
+# Longest time that a phase may take before whoever follows may call the trainer stalled.
+PHASE_DEADLINE_S = 1800.0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a trainer ended: the code it leaves with, and the reason in one word."""
+
+    code: ExitCode
+    reason: str
+
+
+class Trainer:
+    """One segment of one run, from its first iteration to its end."""
+
+    def __init__(
+        self,
+        segment: SegmentDir,
+        spec: RunSpec,
+        models: Models,
+        prompts: PromptSource,
+        held_out: HeldOut | None,
+        tokenizer: Any,
+        state: TrainerState,
+        journal: JournalWriter,
+        control: Control,
+    ) -> None:
+        self.segment = segment
+        self.spec = spec
+        self.models = models
+        self.prompts = prompts
+        self.held_out = held_out
+        self.tokenizer = tokenizer
+        self.state = state
+        self.journal = journal
+        self.control = control
+        self.began = time.monotonic()
+        self.saved_at: int | None = None
+        self.judge_score: float | None = None
+
+    def train(self) -> Outcome:
+        """Run until the goal is reached, the run is asked to end, or a gate or guard trips.
+
+        Raises:
+            PPOCoreError: a fault that ends the run as failed.
+        """
+        if self.state.iteration == 0 and last_iteration(self.segment) == 0:
+            self._measure_the_start()
+        while self.state.iteration < self.spec.iterations:
+            outcome = self._asked_to_end() or self._one_iteration()
+            if outcome is not None:
+                return outcome
+        if self.state.optimizer_steps == 0:
+            raise DataError("all iterations are over and not one optimizer step was applied, so nothing was trained")
+        self._save("final")
+        self.control.done("checkpoint")
+        return Outcome(ExitCode.DONE, "goal")
+
+    # One iteration, and what belongs to it
+
+    def _one_iteration(self) -> Outcome | None:
+        iteration = self.state.iteration + 1
+        self.control.iteration = iteration
+        watch = Stopwatch(lambda phase: self._announce(phase, iteration))
+        batch = self.prompts.take(self.state.cursor, self.spec.rollout.batch_size)
+        progress = Progress(iteration, self.state.policy_version, self.state.kl_coef, self.state.skipped_in_a_row)
+        try:
+            report = run_iteration(self.models, batch, self.spec, progress, self.control, watch)
+        except Interrupted:
+            return self._asked_to_end()
+        num_failed = report.sampled.num_rows - report.rollout.num_rows
+        self.state = self.state.after(
+            iteration=iteration,
+            cursor=self.state.cursor + report.sampled.num_rows,
+            policy_version=report.sync.version,
+            optimizer_steps=self.models.trainer.num_steps,
+            skipped_in_a_row=report.update.skipped_in_a_row,
+            prompts_trained=self.state.prompts_trained + report.rollout.num_rows,
+            prompts_failed=self.state.prompts_failed + num_failed,
+        )
+        metrics, verdict = self._evaluated(iteration, watch, report)
+        seconds = watch.seconds()
+        self.journal.append(
+            "metrics", iteration, {**iteration_metrics(report, self.state, self.prompts, self.spec, seconds), **metrics}
+        )
+        self._keep_samples(iteration, report)
+        return self._after(iteration, verdict)
+
+    def _after(self, iteration: int, verdict: Verdict | None) -> Outcome | None:
+        """What follows an iteration: a tripped gate, a checkpoint that is due or was asked for."""
+        if verdict is not None and verdict.tripped:
+            self.journal.append("note", iteration, {"level": "warning", "message": verdict.explanation})
+            if self.spec.gate.action != "note":
+                self._save("gate")
+                code = ExitCode.PAUSED if self.spec.gate.action == "pause" else ExitCode.GATE_OR_GUARD
+                return Outcome(code, "gate")
+        due = iteration % self.spec.checkpoints.every == 0 and iteration < self.spec.iterations
+        if due or self.control.take_checkpoint_commands():
+            self._save("schedule" if due else "command")
+            self.control.done("checkpoint")
+        return None
+
+    def _asked_to_end(self) -> Outcome | None:
+        asked = self.control.wants_to_end()
+        if asked is not None:
+            self._save(asked)
+            self.control.done("checkpoint", "pause", "stop")
+            return Outcome(ExitCode.STOPPED, "stopped") if asked == "stop" else Outcome(ExitCode.PAUSED, "paused")
+        limit = self.spec.resources.max_hours
+        if limit is not None and self._hours() > limit:
+            self._save("guard")
+            return Outcome(ExitCode.GATE_OR_GUARD, "guard")
+        return None
+
+    # Evaluation
+
+    def _measure_the_start(self) -> None:
+        """Held-out scores of the untrained policy, as iteration 0, so that every later one has its beginning."""
+        if self.held_out is None:
+            return
+        self._announce("evaluation", 0)
+        try:
+            answers = self.held_out.answer(self.models.engine, self.control.check)
+        except Interrupted:
+            return
+        self.judge_score = answers.judge_mean
+        self.state = self.state.after(gate=self.held_out.start_gate(answers).as_dict())
+        self.journal.append("metrics", 0, held_out_metrics(answers))
+        self._write_samples(0, held_out_records(answers))
+
+    def _evaluated(
+        self, iteration: int, watch: Stopwatch, report: IterationReport
+    ) -> tuple[dict[str, float | None], Verdict | None]:
+        gate_due = self.spec.gate.judge is not None and iteration % self.spec.gate.every == 0
+        due = gate_due or iteration % self.spec.evaluation.every == 0 or iteration == self.spec.iterations
+        if self.held_out is None or not due:
+            return {}, None
+        try:
+            with watch.phase("evaluation"):
+                answers = self.held_out.answer(self.models.engine, self.control.check)
+        except Interrupted:  # A stop does not wait for an evaluation; the iteration itself is whole.
+            return {}, None
+        self.judge_score = answers.judge_mean
+        self._write_samples(iteration, held_out_records(answers))
+        metrics = held_out_metrics(answers)
+        if not gate_due or self.state.gate is None:
+            return metrics, None
+        verdict = self.held_out.judge_gate(GateState.of(self.state.gate), answers, report.all_scores)
+        self.state = self.state.after(gate=verdict.state.as_dict())
+        return {**metrics, **verdict.metrics()}, verdict
+
+    # Journal, samples, checkpoints
+
+    def _announce(self, phase: str, iteration: int) -> None:
+        self.journal.append("phase", iteration, {"phase": phase, "deadline_s": PHASE_DEADLINE_S})
+
+    def _keep_samples(self, iteration: int, report: IterationReport) -> None:
+        if self.spec.samples.per_iteration and iteration % self.spec.samples.every == 0:
+            self._write_samples(iteration, rollout_records(report, self.models, self.spec.samples.per_iteration))
+
+    def _write_samples(self, iteration: int, records: list[dict[str, Any]]) -> None:
+        kind = records[0]["kind"] if records else "train"
+        path = self.segment.samples / f"iter-{iteration:06d}-{kind}.jsonl"
+        # Texts may hold lone surrogates, which only an escape can carry; numbers are finite or null.
+        write_atomically(path, "".join(json.dumps(_strict(record), ensure_ascii=True) + "\n" for record in records))
+        relative = path.relative_to(self.segment.path).as_posix()
+        self.journal.append("samples", iteration, {"path": relative, "num": len(records)})
+
+    def _save(self, reason: str) -> None:
+        """Write a checkpoint of this moment, unless there is one."""
+        iteration = self.state.iteration
+        target = self.segment.checkpoint(iteration)
+        if self.saved_at == iteration or target.exists():
+            return
+        self._announce("saving", iteration)
+        self.state = self.state.after(hours=self._hours())
+        self.began = time.monotonic()
+        digest = write_checkpoint(
+            target, self.models.trainer, self.tokenizer, self.state, self.spec.model_dump(mode="json")
+        )
+        self.saved_at = iteration
+        self.journal.append(
+            "checkpoint",
+            iteration,
+            {
+                "path": target.relative_to(self.segment.path).as_posix(),
+                "bytes": checkpoint_bytes(target),
+                "manifest_sha256": digest,
+                "reason": reason,
+                "judge_score": self.judge_score,
+            },
+        )
+
+    def _hours(self) -> float:
+        return self.state.hours + (time.monotonic() - self.began) / 3600
+
+
+def started_payload(pid: int, attempt: int, token: int, resumed_from: str | None, first: int) -> dict[str, Any]:
+    """The payload of a `started` event."""
+    return {
+        "pid": pid,
+        "attempt": attempt,
+        "token": token,
+        "resumed_from": resumed_from,
+        "first_iteration": first,
+        "versions": versions(),
+    }
+
+
+def _strict(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _strict(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_strict(item) for item in value]
+    return value

@@ -1,0 +1,1 @@
+"""What turns rollouts into gradient steps: the engine seam, microbatches, the passes and the updates."""

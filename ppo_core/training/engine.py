@@ -1,0 +1,63 @@
+"""The seam to whatever runs the passes and the optimizer. Normalisation, clipping rule and formats sit above it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from ppo_core.models.policy import PolicyModel, PolicyOutput
+from ppo_core.training.microbatches import Microbatch
+
+
+@dataclass(frozen=True)
+class PassSettings:
+    """What must be the same in the pass that makes old logprobs and in the update, or the ratio means nothing."""
+
+    attention_kernel: str
+    dropout: float
+    training_mode: bool
+    dtype: str
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """One call of the optimizer. `grad_norm` is the joint norm before clipping."""
+
+    grad_norm: float
+    applied: bool
+    learning_rate: float
+    value_learning_rate: float
+
+
+class TrainEngine(Protocol):
+    """One trained policy with its value head and optimizer."""
+
+    @property
+    def policy(self) -> PolicyModel: ...
+
+    @property
+    def num_steps(self) -> int:
+        """Optimizer steps that were applied so far."""
+        ...
+
+    def pass_settings(self) -> PassSettings: ...
+
+    def forward(self, batch: Microbatch, *, want_entropy: bool, detach_trunk: bool = False) -> PolicyOutput:
+        """Logprobs, values and, if wanted, entropies of one microbatch. `detach_trunk`: only the value head learns."""
+        ...
+
+    def backward(self, loss: Tensor) -> None: ...
+
+    def step(self) -> StepReport:
+        """Clip, step and clear the gradients; a non-finite gradient norm clears them without a step."""
+        ...
+
+    def discard_gradients(self) -> None: ...
+
+    def export_state(self) -> dict[str, Tensor]:
+        """Weights (`master/NAME`) and moments (`exp_avg/NAME`, `exp_avg_sq/NAME`) by parameter name, float32."""
+        ...
+
+    def load_state(self, tensors: dict[str, Tensor], num_steps: int) -> None: ...

@@ -1,0 +1,60 @@
+"""How rows are dealt out: minibatches (optimizer steps) by a seeded permutation, microbatches by a token budget."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ppo_core.rollout.batch import Rollout
+from ppo_core.seeds import generator
+
+
+@dataclass(frozen=True)
+class Microbatch:
+    """Rows of one forward pass, cut to their own longest row.
+
+    `rows` [b] says which rows of the rollout they are; `input_ids`, `attention_mask` [b, l]; `mask` [b, l - 1] is the
+    response mask on the shifted grid.
+    """
+
+    rows: Tensor
+    input_ids: Tensor
+    attention_mask: Tensor
+    mask: Tensor
+
+    def cut(self, per_token: Tensor) -> Tensor:
+        """This microbatch's part [b, l - 1] of a per-token tensor [B, T] of the whole rollout."""
+        return per_token[self.rows, : self.mask.shape[1]]
+
+
+def minibatch_rows(num_rows: int, num_minibatches: int, seed: int, iteration: int, epoch: int) -> list[Tensor]:
+    """Every row once, in a seeded order, in `num_minibatches` parts whose sizes differ by at most one."""
+    order = torch.randperm(num_rows, generator=generator(seed, "minibatches", iteration, epoch))
+    return list(torch.tensor_split(order, num_minibatches))
+
+
+def microbatches(rollout: Rollout, rows: Tensor, token_budget: int) -> list[Microbatch]:
+    """Deal `rows` out into microbatches of at most `token_budget` tokens, padding included.
+
+    Longest rows come first, so that rows of like length share a microbatch and little is padded, and the peak of
+    memory comes at once. A row longer than the budget stands alone.
+    """
+    lengths = rollout.lengths[rows]
+    by_length = rows[torch.argsort(lengths, descending=True, stable=True)]
+    found: list[Microbatch] = []
+    start = 0
+    while start < len(by_length):
+        longest = int(rollout.lengths[by_length[start]])
+        some = by_length[start : start + max(1, token_budget // longest)]
+        found.append(
+            Microbatch(
+                rows=some,
+                input_ids=rollout.input_ids[some, :longest],
+                attention_mask=rollout.attention_mask[some, :longest],
+                mask=rollout.response_mask[some, : longest - 1],
+            )
+        )
+        start += len(some)
+    return found

@@ -1,0 +1,196 @@
+"""Epochs and minibatches: one rollout batch becomes optimizer steps."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ppo_core.errors import NonFiniteError, RatioError
+from ppo_core.losses import PolicyStats, ValueStats, policy_loss, value_loss
+from ppo_core.masked import masked_sum
+from ppo_core.rollout.batch import Rollout
+from ppo_core.spec import RunSpec
+from ppo_core.training.engine import PassSettings, TrainEngine
+from ppo_core.training.microbatches import microbatches, minibatch_rows
+from ppo_core.training.passes import OldPass
+
+
+@dataclass(frozen=True)
+class PPOBatch:
+    """All that an update needs, fixed before its first step. Per-token tensors are [B, T]."""
+
+    rollout: Rollout
+    old: OldPass
+    advantages: Tensor
+    returns: Tensor
+
+
+@dataclass(frozen=True)
+class MinibatchReport:
+    """One optimizer step, or one that was skipped. Losses and entropy are means over its real tokens."""
+
+    policy_loss: float
+    value_loss: float
+    entropy: float
+    policy: PolicyStats
+    value: ValueStats
+    grad_norm: float
+    value_grad_norm: float
+    applied: bool
+    learning_rate: float
+    value_learning_rate: float
+
+    @property
+    def num_tokens(self) -> float:
+        return float(self.policy.num_tokens)
+
+
+@dataclass(frozen=True)
+class UpdateReport:
+    """The whole update: its minibatches by epoch, in order. Those without a real token make no step and are only counted."""
+
+    epochs: tuple[tuple[MinibatchReport, ...], ...]
+    num_steps: int
+    num_skipped: int
+    num_empty: int
+    skipped_in_a_row: int
+    stopped_at_target_kl: bool
+
+    @property
+    def minibatches(self) -> tuple[MinibatchReport, ...]:
+        return tuple(report for epoch in self.epochs for report in epoch)
+
+
+def run_updates(
+    trainer: TrainEngine, batch: PPOBatch, spec: RunSpec, iteration: int, skipped_in_a_row: int = 0
+) -> UpdateReport:
+    """Run the epochs of one iteration.
+
+    Before the first optimizer step the policy must repeat its own logprobs: max |ratio - 1| over the first
+    minibatch's real tokens within `update.ratio_tolerance`.
+
+    Raises:
+        RatioError: it does not; no step has been made.
+        NonFiniteError: `update.max_skipped_steps` steps in a row had a non-finite loss or gradient.
+    """
+    epochs: list[tuple[MinibatchReport, ...]] = []
+    num_steps = num_skipped = num_empty = 0
+    checked = early = False
+    for epoch in range(spec.update.epochs):
+        reports: list[MinibatchReport] = []
+        parts = minibatch_rows(batch.rollout.num_rows, spec.update.minibatches, spec.seed, iteration, epoch)
+        for rows in parts:
+            num_tokens = float(batch.rollout.response_mask[rows].count_nonzero())
+            if num_tokens == 0:
+                num_empty += 1
+                continue
+            report = _backward(trainer, batch, rows, num_tokens, spec, iteration)
+            if not checked:
+                _check_ratio(report, batch.old.settings, trainer.pass_settings(), spec, iteration)
+                checked = True
+            report = _step(trainer, report)
+            reports.append(report)
+            if report.applied:
+                num_steps += 1
+                skipped_in_a_row = 0
+            else:
+                num_skipped += 1
+                skipped_in_a_row += 1
+                if skipped_in_a_row >= spec.update.max_skipped_steps:
+                    raise NonFiniteError(
+                        f"iteration {iteration}: loss or gradient was not finite in {skipped_in_a_row} optimizer steps "
+                        f"in a row (update.max_skipped_steps); the weights are those of the last finite step"
+                    )
+            early = spec.update.target_kl is not None and float(report.policy.approx_kl) > spec.update.target_kl
+            if early:
+                break
+        epochs.append(tuple(reports))
+        if early:
+            break
+    return UpdateReport(tuple(epochs), num_steps, num_skipped, num_empty, skipped_in_a_row, early)
+
+
+def _backward(
+    trainer: TrainEngine, batch: PPOBatch, rows: Tensor, num_tokens: float, spec: RunSpec, iteration: int
+) -> MinibatchReport:
+    """Gradients of one minibatch, gathered over its microbatches; every loss is divided by the whole step's tokens."""
+    update = spec.update
+    warming_up = iteration <= update.critic_warmup_iterations
+    total_policy = total_value = total_entropy = 0.0
+    policy: PolicyStats | None = None
+    value: ValueStats | None = None
+    for part in microbatches(batch.rollout, rows, update.token_budget):
+        output = trainer.forward(part, want_entropy=update.entropy_coef > 0, detach_trunk=warming_up)
+        surrogate, policy_stats = policy_loss(
+            output.logprobs,
+            part.cut(batch.old.logprobs),
+            part.cut(batch.advantages),
+            part.mask,
+            update.clip_range,
+            num_tokens,
+        )
+        error, value_stats = value_loss(
+            output.values, part.cut(batch.old.values), part.cut(batch.returns), part.mask, update.value_clip_range, num_tokens
+        )
+        entropy = masked_sum(output.entropy, part.mask) / num_tokens
+        loss = update.value_coef * error
+        if not warming_up:
+            loss = loss + surrogate - update.entropy_coef * entropy
+        trainer.backward(loss)
+        total_policy += float(surrogate.detach())
+        total_value += float(error.detach())
+        total_entropy += float(entropy.detach())
+        policy = policy_stats if policy is None else policy + policy_stats
+        value = value_stats if value is None else value + value_stats
+    assert policy is not None and value is not None
+    return MinibatchReport(
+        total_policy, total_value, total_entropy, policy, value, math.nan, math.nan, False, math.nan, math.nan
+    )
+
+
+def _step(trainer: TrainEngine, report: MinibatchReport) -> MinibatchReport:
+    value_norm = _norm(trainer.policy.value_head.parameters())
+    if not all(map(math.isfinite, (report.policy_loss, report.value_loss, report.entropy))):
+        trainer.discard_gradients()
+        return report
+    step = trainer.step()
+    return replace(
+        report,
+        grad_norm=step.grad_norm,
+        value_grad_norm=value_norm,
+        applied=step.applied,
+        learning_rate=step.learning_rate,
+        value_learning_rate=step.value_learning_rate,
+    )
+
+
+def _norm(parameters: object) -> float:
+    grads = [parameter.grad for parameter in parameters if parameter.grad is not None]  # type: ignore[attr-defined]
+    return float(torch.nn.utils.get_total_norm(grads)) if grads else 0.0
+
+
+def _check_ratio(
+    report: MinibatchReport, old: PassSettings, new: PassSettings, spec: RunSpec, iteration: int
+) -> None:
+    deviation = float(report.policy.max_ratio_deviation)
+    tolerance = spec.update.ratio_tolerance
+    changed = [
+        f"{name} {before} -> {after}"
+        for name, before, after in (
+            ("attention kernel", old.attention_kernel, new.attention_kernel),
+            ("dropout", old.dropout, new.dropout),
+            ("training mode", old.training_mode, new.training_mode),
+            ("dtype", old.dtype, new.dtype),
+        )
+        if before != after
+    ]
+    # `not <=` so that NaN fails too.
+    if not deviation <= tolerance or changed:
+        between = f"; between the two passes changed: {', '.join(changed)}" if changed else ""
+        raise RatioError(
+            f"iteration {iteration}: before any update max |ratio - 1| is {deviation:.4g}, expected 1 within "
+            f"{tolerance:g}{between}"
+        )
