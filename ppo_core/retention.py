@@ -1,0 +1,131 @@
+"""Which checkpoints may go, and why each of the others stays. A door, importable without torch.
+
+Pure functions over records: nothing here touches a file. Whoever deletes takes `removable`, and a preview shows
+`decisions` whole. One rule stands above the settings: nothing goes before a newer checkpoint has been verified, so
+that a run never stands without a good one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+
+class RetentionRules(Protocol):
+    """What `checkpoints` of a run spec says about keeping."""
+
+    @property
+    def keep_last(self) -> int: ...
+    @property
+    def keep_every(self) -> int | None: ...
+    @property
+    def keep_best(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A checkpoint that exists.
+
+    `verified` is True once its files were compared with its manifest, False for a damaged one, None while nobody has
+    looked. `protected_reason` says who else needs it ("segment 3 starts from it"), None if nobody does.
+    """
+
+    id: str
+    segment: int
+    iteration: int
+    verified: bool | None = None
+    pinned: bool = False
+    judge_score: float | None = None
+    protected_reason: str | None = None
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What becomes of one checkpoint: `stays` with the reasons for it, or goes with the reason for that."""
+
+    checkpoint: Kept
+    stays: bool
+    reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Removal:
+    """One checkpoint that may go."""
+
+    id: str
+    segment: int
+    iteration: int
+    reason: str
+
+
+def decisions(checkpoints: Sequence[Kept], rules: RetentionRules) -> list[Decision]:
+    """What becomes of each checkpoint and why, newest first; newest is by segment, then iteration, as numbers.
+
+    Damaged ones (`verified` False) count for none of the rules: they neither fill a place among the last or the best,
+    nor protect what is older.
+
+    Raises:
+        ValueError: two records have one id.
+    """
+    newest_first = sorted(checkpoints, key=_age, reverse=True)
+    if len({checkpoint.id for checkpoint in newest_first}) < len(newest_first):
+        raise ValueError("two checkpoints have one id")
+    sound = [checkpoint for checkpoint in newest_first if checkpoint.verified is not False]
+    good = [checkpoint for checkpoint in newest_first if checkpoint.verified]
+    last = {c.id for c in (sound if rules.keep_last < 0 else sound[: rules.keep_last])}
+    best = {c.id for c in _best(sound, rules.keep_best)}
+
+    result = []
+    for checkpoint in newest_first:
+        reasons = []
+        if good and checkpoint is good[0]:
+            reasons.append("the newest verified checkpoint")
+        if checkpoint.id in last:
+            reasons.append("keep_last: all stay" if rules.keep_last < 0 else f"one of the last {rules.keep_last}")
+        if rules.keep_every and checkpoint.iteration % rules.keep_every == 0 and checkpoint.verified is not False:
+            reasons.append(f"iteration {checkpoint.iteration} is a multiple of keep_every {rules.keep_every}")
+        if checkpoint.id in best:
+            reasons.append(f"judge's score {checkpoint.judge_score:.4g} is among the best {rules.keep_best}")
+        if checkpoint.pinned:
+            reasons.append("pinned")
+        if checkpoint.protected_reason is not None:
+            reasons.append(checkpoint.protected_reason)
+        if not reasons and not (good and _age(good[0]) > _age(checkpoint)):
+            reasons.append("no newer checkpoint has been verified yet")
+        if reasons:
+            result.append(Decision(checkpoint, True, tuple(reasons)))
+        else:
+            damaged = checkpoint.verified is False
+            result.append(
+                Decision(
+                    checkpoint,
+                    False,
+                    (
+                        "damaged, and a newer one is verified"
+                        if damaged
+                        else "no rule keeps it; a newer one is verified",
+                    ),
+                )
+            )
+    return result
+
+
+def removable(checkpoints: Sequence[Kept], rules: RetentionRules) -> list[Removal]:
+    """The checkpoints that may go, oldest first, each with the reason."""
+    return [
+        Removal(decision.checkpoint.id, decision.checkpoint.segment, decision.checkpoint.iteration, decision.reasons[0])
+        for decision in reversed(decisions(checkpoints, rules))
+        if not decision.stays
+    ]
+
+
+def _age(checkpoint: Kept) -> tuple[int, int, str]:
+    return checkpoint.segment, checkpoint.iteration, checkpoint.id
+
+
+def _best(newest_first: Sequence[Kept], number: int) -> list[Kept]:
+    """The `number` highest judge's scores; of equal ones the newer. No score, or NaN, is never a best."""
+    scored = [(c.judge_score, c) for c in newest_first if c.judge_score is not None and not math.isnan(c.judge_score)]
+    return [checkpoint for _, checkpoint in sorted(scored, key=lambda pair: pair[0], reverse=True)[:number]]
