@@ -1,0 +1,57 @@
+"""Builds a trainer from a spec: loads what it names, and takes over a checkpoint if there is one to start from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from ppo_core.checkpoints import TrainerState, load_checkpoint
+from ppo_core.control import Control
+from ppo_core.data.prompts import PromptSource
+from ppo_core.evaluation.held_out import HeldOut
+from ppo_core.iteration import Models
+from ppo_core.models.loading import load_policy, load_reference, load_tokenizer
+from ppo_core.rollout.transformers_engine import TransformersEngine
+from ppo_core.rundir import JournalWriter, SegmentDir
+from ppo_core.scoring.combine import Reward, load_judge
+from ppo_core.spec import RunSpec
+from ppo_core.trainer import Trainer
+from ppo_core.training.local import LocalEngine
+
+
+def assemble_trainer(
+    segment: SegmentDir, spec: RunSpec, checkpoint: Path | None, journal: JournalWriter, control: Control
+) -> Trainer:
+    """A trainer that stands where `checkpoint` does, or at the start of the run.
+
+    The reference is always the policy that the spec names, whatever the checkpoint.
+
+    Raises:
+        DataError: a model, tokenizer or prompt file cannot be used.
+        CheckpointError: the checkpoint is damaged, or of another model.
+    """
+    torch.use_deterministic_algorithms(True)
+    tokenizer = load_tokenizer(spec.policy.model)
+    trainer = LocalEngine(load_policy(spec.policy.model, spec.policy.value_head), spec)
+    state = TrainerState(kl_coef=spec.kl.coef) if checkpoint is None else load_checkpoint(checkpoint, trainer)
+    state = state.after(kl_coef=spec.kl.coef)  # fixed: a roll back may have changed it
+    prompts = PromptSource(Path(spec.data.prompts), tokenizer, spec.data.max_prompt_tokens, spec.seed)
+    if prompts.num_dropped:
+        message = (
+            f"{prompts.num_dropped} prompts are longer than data.max_prompt_tokens {spec.data.max_prompt_tokens} "
+            f"and are left out; {len(prompts)} remain"
+        )
+        journal.append("note", state.iteration, {"level": "warning", "message": message})
+    models = Models(
+        trainer=trainer,
+        reference=load_reference(spec.policy.model),
+        reward=Reward.of(spec.reward),
+        engine=TransformersEngine(trainer.policy, tokenizer, spec.rollout, version=state.policy_version),
+        pad_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0,
+        decode=lambda ids: str(tokenizer.decode(ids, skip_special_tokens=True)),
+    )
+    held_out = None
+    if spec.data.held_out is not None:
+        held_out = HeldOut(spec, tokenizer, models.reward, load_judge(spec.gate.judge) if spec.gate.judge else None)
+    return Trainer(segment, spec, models, prompts, held_out, tokenizer, state, journal, control)
