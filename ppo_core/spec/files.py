@@ -93,22 +93,34 @@ def _prompt_file(pointer: str, path: Path) -> Iterator[Fault]:
         yield Fault(pointer, f"{path.name}, row {number}: {problem}")
 
 
+def read_prompt(line: bytes) -> str:
+    """The prompt of one row of a JSON Lines file: the one rule for submit, preflight and training.
+
+    Raises:
+        ValueError: the row is unfit; the message says why.
+    """
+    try:
+        row = json.loads(line.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"byte {error.start} is not UTF-8") from error
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"not valid JSON ({error})") from error
+    problem = _prompt_problem(row)
+    if problem:
+        raise ValueError(problem)
+    prompt: str = row["prompt"]
+    return prompt
+
+
 def _bad_rows(path: Path) -> Iterator[tuple[int, str]]:
     with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue
             try:
-                row = json.loads(line.decode("utf-8"))
-            except UnicodeDecodeError as error:
-                yield number, f"byte {error.start} is not UTF-8"
-                continue
-            except ValueError as error:
-                yield number, f"not valid JSON ({error})"
-                continue
-            problem = _prompt_problem(row)
-            if problem:
-                yield number, problem
+                read_prompt(line)
+            except ValueError as problem:
+                yield number, str(problem)
 
 
 def _prompt_problem(row: Any) -> str | None:

@@ -1,0 +1,73 @@
+"""The seam to whatever generates responses: token ids in, token ids out, weights synced and verified.
+
+An engine knows no text, no reward and no loss. Its word decides what a response is: how long, and why it ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from ppo_core.models.policy import PolicyModel
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True)
+class Response:
+    """What was generated for one prompt.
+
+    `ids` hold the stop token, if one ended the response. `finish_reason` is "stop" where a stop id or stop string
+    ended it, "length" where it was cut off. Empty ids are legal.
+    """
+
+    ids: list[int]
+    finish_reason: FinishReason
+
+
+@dataclass(frozen=True)
+class SyncReport:
+    """A weight sync that was verified.
+
+    `digest` is that of the weights the engine holds; `probe_gap` the largest difference, in nats, between the
+    engine's and the trainer's logprobs of a fixed probe.
+    """
+
+    version: int
+    digest: str
+    num_tensors: int
+    probe_gap: float
+
+
+class RolloutEngine(Protocol):
+    """One sampler of the policy. Settings of sampling belong to the engine and are exactly the spec's."""
+
+    @property
+    def version(self) -> int:
+        """The policy version whose weights it holds; 0 is the starting policy."""
+        ...
+
+    def generate(
+        self, prompt_ids: list[list[int]], *, seeds: list[int], check: Callable[[], None] | None = None
+    ) -> list[Response]:
+        """One response a prompt, in order.
+
+        Args:
+            prompt_ids: the prompts, none of them empty; used as they are.
+            seeds: one a row. A row's response depends on its prompt, its seed and the weights alone, not on the rows
+                beside it.
+            check: called before every generation step; what it raises ends the generation.
+
+        Raises:
+            RolloutError: an empty prompt, or prompts and seeds of different number.
+        """
+        ...
+
+    def sync_weights(self, policy: PolicyModel, version: int) -> SyncReport:
+        """Take over the policy's weights as `version`, and prove it.
+
+        Raises:
+            WeightSyncError: the engine does not hold what was sent; the message has both digests or the probe's gap.
+        """
+        ...

@@ -1,0 +1,37 @@
+"""Drawing tokens: every row has its own stream of uniform numbers, turned into tokens by the inverse distribution."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def uniform_draws(seeds: list[int], num_draws: int) -> Tensor:
+    """[B, num_draws] float64 in [0, 1): row i's numbers come from a counter-based stream of seeds[i] alone."""
+    draws = np.empty((len(seeds), num_draws))
+    for row, seed in enumerate(seeds):
+        draws[row] = np.random.Generator(np.random.Philox(key=seed)).random(num_draws)
+    return torch.from_numpy(draws)
+
+
+def sample_tokens(logits: Tensor, temperature: float, draws: Tensor) -> Tensor:
+    """The token of each row where the cumulative softmax(logits / temperature) passes the row's draw.
+
+    The distribution is the float32 softmax, added up in float64: nothing is cut off, and a token of probability 0 is
+    never drawn.
+
+    Args:
+        logits: [B, V], any floating type; -inf is legal.
+        temperature: > 0.
+        draws: [B] float64 in [0, 1).
+
+    Returns:
+        [B] int64.
+    """
+    cumulative = (logits.float() / temperature).softmax(dim=-1).cumsum(dim=-1, dtype=torch.float64)
+    total = cumulative[:, -1:]
+    # Rounding may lift draw * total to the total itself, beyond the last token.
+    below_total = torch.nextafter(total, torch.zeros_like(total))
+    target = torch.minimum(draws.unsqueeze(1) * total, below_total)
+    return torch.searchsorted(cumulative, target, right=True).squeeze(1)

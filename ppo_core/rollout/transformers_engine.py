@@ -1,0 +1,247 @@
+"""The engine that is always there: batched decoding with a key-value cache, on the trainer's own modules.
+
+It shares the policy's memory, so a sync moves nothing; it is verified all the same. It fills in nothing from a model
+folder's generation defaults.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from ppo_core.alignment import gathered_logprobs
+from ppo_core.errors import RolloutError, WeightSyncError
+from ppo_core.models.policy import PolicyModel, position_ids
+from ppo_core.rollout.engine import FinishReason, Response, SyncReport
+from ppo_core.rollout.sampling import sample_tokens, uniform_draws
+from ppo_core.rollout.weights import same_storage, weights_digest
+
+LOG = logging.getLogger(__name__)
+
+# Finished rows leave once they are this share of the batch: earlier, copying the cache costs more than they do.
+DROP_SHARE = 0.25
+# Float32 by two routes, cached steps and one pass; wrong positions or old weights are off by far more.
+PROBE_TOLERANCE = 1e-3
+PROBE_LENGTHS = (3, 8)
+
+
+@dataclass(frozen=True)
+class SamplingSettings:
+    """How responses are sampled. `stop_ids` are all ids that end a response, the model's end-of-text included."""
+
+    max_new_tokens: int
+    temperature: float
+    stop_ids: tuple[int, ...]
+    stop_strings: tuple[str, ...] = ()
+
+
+def stop_ids_of(policy: PolicyModel, tokenizer: Any, more: list[int]) -> tuple[int, ...]:
+    """Every id that ends a response: the model's own, the tokenizer's, and those that the spec adds."""
+    found = set(more)
+    for own in (policy.model.config.eos_token_id, tokenizer.eos_token_id):
+        if isinstance(own, int):
+            found.add(own)
+        elif own is not None:
+            found.update(own)
+    return tuple(sorted(found))
+
+
+class TransformersEngine:
+    """Samples from the policy it was given, in this process.
+
+    `decode` is needed for stop strings only: ids to text, special tokens left out.
+    """
+
+    def __init__(
+        self, policy: PolicyModel, settings: SamplingSettings, decode: Callable[[list[int]], str], version: int = 0
+    ) -> None:
+        self._policy = policy
+        self._settings = settings
+        self._decode = decode
+        self._version = version
+        self._max_rows: int | None = None
+        # A stop string of n characters has at most 4 n bytes, and a token has at least one.
+        self._tail = max((4 * len(text) + 4 for text in settings.stop_strings), default=0)
+
+    @property
+    def version(self) -> int:
+        return self._version
+
+    def generate(
+        self, prompt_ids: list[list[int]], *, seeds: list[int], check: Callable[[], None] | None = None
+    ) -> list[Response]:
+        """See `RolloutEngine`. Out of memory: the rows are generated in halves, quarters and so on from then on."""
+        if len(prompt_ids) != len(seeds):
+            raise RolloutError(f"{len(prompt_ids)} prompts but {len(seeds)} seeds: every row needs its own")
+        empty = [row for row, ids in enumerate(prompt_ids) if not ids]
+        if empty:
+            raise RolloutError(f"prompt {empty[0]} has no token: nothing predicts the first token of its response")
+        responses: list[Response] = []
+        while len(responses) < len(prompt_ids):
+            rows = slice(len(responses), len(responses) + (self._max_rows or len(prompt_ids)))
+            try:
+                responses += self._generate(prompt_ids[rows], seeds[rows], check)
+            except torch.OutOfMemoryError:
+                num_rows = len(prompt_ids[rows])
+                if num_rows == 1:
+                    raise
+                self._max_rows = num_rows // 2
+                LOG.warning("out of memory with %d rows: generating %d at a time", num_rows, self._max_rows)
+        return responses
+
+    def sync_weights(self, policy: PolicyModel, version: int) -> SyncReport:
+        held = weights_digest(self._policy.model)
+        sent = held if same_storage(policy.model, self._policy.model) else weights_digest(policy.model)
+        if held != sent:
+            raise WeightSyncError(f"version {version}: sent weights of digest {sent}, the engine holds {held}")
+        gap = self._probe_gap(policy)
+        if not gap <= PROBE_TOLERANCE:
+            raise WeightSyncError(
+                f"version {version}, digest {held}: the engine's logprobs of the probe differ from the trainer's by "
+                f"{gap:.3g} nats, allowed are {PROBE_TOLERANCE}"
+            )
+        self._version = version
+        return SyncReport(version, held, sum(1 for _ in policy.model.parameters()), gap)
+
+    @torch.inference_mode()
+    def _generate(
+        self, prompt_ids: list[list[int]], seeds: list[int], check: Callable[[], None] | None
+    ) -> list[Response]:
+        settings = self._settings
+        device = self._policy.device
+        decoding = _Decoding(self._policy, prompt_ids, settings.max_new_tokens)
+        draws = uniform_draws(seeds, settings.max_new_tokens).to(device)
+        stop_ids = torch.tensor(settings.stop_ids, dtype=torch.long, device=device)
+        num_rows = len(prompt_ids)
+        ids = torch.zeros(num_rows, settings.max_new_tokens, dtype=torch.long, device=device)
+        lengths = torch.full((num_rows,), settings.max_new_tokens, device=device)
+        rows = torch.arange(num_rows, device=device)  # of those still in the batch
+        unfinished = torch.ones(num_rows, dtype=torch.bool, device=device)
+        with _evaluation(self._policy.model):
+            logits = decoding.first_logits()
+            for step in range(settings.max_new_tokens):
+                if check is not None:
+                    check()
+                tokens = sample_tokens(logits, settings.temperature, draws[rows, step])
+                ids[rows, step] = tokens
+                ended = torch.isin(tokens, stop_ids)
+                if settings.stop_strings:
+                    ended |= self._ends_by_string(ids[rows, : step + 1], unfinished & ~ended)
+                ended &= unfinished
+                if bool(ended.any()):
+                    lengths[rows[ended]] = step + 1
+                    unfinished &= ~ended
+                    num_left = int(unfinished.sum())
+                    if num_left == 0:
+                        break
+                    if num_left <= (1 - DROP_SHARE) * len(rows):
+                        rows, tokens = rows[unfinished], tokens[unfinished]
+                        decoding.keep(unfinished)
+                        unfinished = unfinished[unfinished]
+                if step + 1 < settings.max_new_tokens:
+                    logits = decoding.next_logits(tokens)
+        cut_off = torch.zeros(num_rows, dtype=torch.bool, device=device)
+        cut_off[rows[unfinished]] = True
+        return [
+            Response(row_ids[:length], _finish_reason(cut))
+            for row_ids, length, cut in zip(ids.tolist(), lengths.tolist(), cut_off.tolist(), strict=True)
+        ]
+
+    def _ends_by_string(self, ids: Tensor, asked: Tensor) -> Tensor:
+        """[b] bool: rows, of those asked, in whose text a stop string has just appeared."""
+        found = torch.zeros_like(asked)
+        tails = ids[:, -self._tail :].tolist()
+        for row in asked.nonzero().flatten().tolist():
+            text = self._decode(tails[row])
+            found[row] = any(stop in text for stop in self._settings.stop_strings)
+        return found
+
+    @torch.inference_mode()
+    def _probe_gap(self, policy: PolicyModel) -> float:
+        """Largest difference in nats between this engine's logprobs and the policy's, on fixed ids.
+
+        The engine's come by its own route: left padding, a prefill, then cached steps.
+        """
+        num_tokens = policy.model.get_input_embeddings().num_embeddings
+        steps = max(PROBE_LENGTHS)
+        spread = torch.arange(len(PROBE_LENGTHS) * 2 * steps).reshape(len(PROBE_LENGTHS), 2 * steps) * 7919 + 11
+        prompts = [row[:length].tolist() for row, length in zip(spread % num_tokens, PROBE_LENGTHS, strict=True)]
+        forced = (spread[:, steps:] % num_tokens).to(policy.device)
+        gap = 0.0
+        with _evaluation(self._policy.model):
+            decoding = _Decoding(self._policy, prompts, steps)
+            logits = [decoding.first_logits()]
+            logits += [decoding.next_logits(forced[:, step]) for step in range(steps - 1)]
+        temperature = self._settings.temperature
+        own = gathered_logprobs(torch.stack(logits, dim=1), forced, temperature)
+        for row, prompt in enumerate(prompts):
+            ids = torch.cat((torch.tensor(prompt, device=policy.device), forced[row])).unsqueeze(0)
+            mask = torch.arange(1, ids.shape[1], device=policy.device).unsqueeze(0) >= len(prompt)
+            theirs = policy.logprobs(ids, torch.ones_like(ids), mask, temperature=temperature)
+            difference = (theirs[mask] - own[row]).abs()
+            gap = max(gap, float(difference.nan_to_num(nan=torch.inf).max()))
+        return gap
+
+
+class _Decoding:
+    """The batch under way: left-padded prompts, their cache, and each row's next position."""
+
+    def __init__(self, policy: PolicyModel, prompt_ids: list[list[int]], max_new_tokens: int) -> None:
+        self._model = policy.model
+        self._head = policy.logits_head
+        device = policy.device
+        width = max(len(ids) for ids in prompt_ids)
+        self._prompts = torch.tensor([[0] * (width - len(ids)) + ids for ids in prompt_ids], device=device)
+        lengths = torch.tensor([len(ids) for ids in prompt_ids], device=device)
+        columns = torch.arange(width + max_new_tokens, device=device)
+        self._mask = (columns >= width - lengths.unsqueeze(1)).long()
+        self._next_position = lengths.unsqueeze(1)
+        self._width = width
+        self._cache = DynamicCache(config=policy.model.config)
+
+    def first_logits(self) -> Tensor:
+        """[b, V]: the prefill's, about each row's first new token."""
+        mask = self._mask[:, : self._width]
+        return self._forward(self._prompts, mask, position_ids(mask))
+
+    def next_logits(self, tokens: Tensor) -> Tensor:
+        """[b, V]: after each row was given its newest token [b]."""
+        self._width += 1
+        logits = self._forward(tokens.unsqueeze(1), self._mask[:, : self._width], self._next_position)
+        self._next_position = self._next_position + 1
+        return logits
+
+    def keep(self, which: Tensor) -> None:
+        """Drop the other rows from the batch and the cache; `which` is [b] bool."""
+        self._mask = self._mask[which]
+        self._next_position = self._next_position[which]
+        self._cache.batch_select_indices(which.nonzero().flatten())
+
+    def _forward(self, ids: Tensor, mask: Tensor, positions: Tensor) -> Tensor:
+        hidden: Tensor = self._model.base_model(
+            input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=self._cache, use_cache=True
+        ).last_hidden_state
+        return self._head(hidden[:, -1])
+
+
+@contextmanager
+def _evaluation(model: Any) -> Iterator[None]:
+    """Generation runs in evaluation mode, whatever the trainer has set."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        if was_training:
+            model.train()
+
+
+def _finish_reason(cut_off: bool) -> FinishReason:
+    return "length" if cut_off else "stop"
