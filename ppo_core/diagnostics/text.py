@@ -50,20 +50,20 @@ def num_empty(responses: Sequence[Sequence[int]], end_ids: Collection[int]) -> i
     return sum(1 for ids in responses if not ids or (len(ids) == 1 and ids[0] in end_ids))
 
 
-def percentile(numbers: Sequence[float], share: float) -> float | None:
-    """The value below which `share` of the sorted numbers lie, linear between the two neighbours.
+def percentile(numbers: Sequence[float], percent: float) -> float | None:
+    """The value below which `percent` of the sorted numbers lie, linear between the two neighbours.
 
-    Example: 0.95 of 1 2 3 4 5 lies at place 0.95 · 4 = 3.8 (counted from 0), between 4 and 5: 4.8.
+    Example: 95 of 1 2 3 4 5 lies at place 0.95 · 4 = 3.8 (counted from 0), between 4 and 5: 4.8.
 
     Raises:
-        ValueError: `share` is not in [0, 1].
+        ValueError: `percent` is not in [0, 100].
     """
-    if not 0 <= share <= 1:
-        raise ValueError(f"share is {share}, expected 0 to 1")
+    if not 0 <= percent <= 100:
+        raise ValueError(f"percent is {percent}, expected 0 to 100")
     if not numbers:
         return None
     ordered = sorted(numbers)
-    place = share * (len(ordered) - 1)
+    place = percent / 100 * (len(ordered) - 1)
     below = int(place)
     above = min(below + 1, len(ordered) - 1)
     return ordered[below] + (place - below) * (ordered[above] - ordered[below])

@@ -46,29 +46,29 @@ def test_empty_is_no_token_before_the_end_of_text() -> None:
 
 
 @pytest.mark.parametrize(
-    ("numbers", "share", "expected"),
+    ("numbers", "percent", "expected"),
     [
-        ([5, 1, 4, 2, 3], 0.95, 4.8),
-        ([1, 2, 3, 4], 0.5, 2.5),
-        ([1, 2, 3], 0.5, 2),
-        ([10, 20], 0.95, 19.5),
-        ([7], 0.95, 7),
-        ([3, 1, 2], 0.0, 1),
-        ([3, 1, 2], 1.0, 3),
+        ([5, 1, 4, 2, 3], 95, 4.8),
+        ([1, 2, 3, 4], 50, 2.5),
+        ([1, 2, 3], 50, 2),
+        ([10, 20], 95, 19.5),
+        ([7], 95, 7),
+        ([3, 1, 2], 0, 1),
+        ([3, 1, 2], 100, 3),
     ],
 )
-def test_percentile_is_linear_between_neighbours(numbers: list[float], share: float, expected: float) -> None:
-    assert text.percentile(numbers, share) == pytest.approx(expected)
+def test_percentile_is_linear_between_neighbours(numbers: list[float], percent: float, expected: float) -> None:
+    assert text.percentile(numbers, percent) == pytest.approx(expected)
 
 
 def test_percentile_of_nothing_is_undefined() -> None:
-    assert text.percentile([], 0.5) is None
+    assert text.percentile([], 50) is None
 
 
-@pytest.mark.parametrize("share", [-0.1, 1.1, 95, float("nan")])
-def test_percentile_refuses_a_share_outside_0_to_1(share: float) -> None:
-    with pytest.raises(ValueError, match="expected 0 to 1"):
-        text.percentile([1.0], share)
+@pytest.mark.parametrize("percent", [-0.1, 100.1, float("nan")])
+def test_percentile_refuses_what_is_outside_0_to_100(percent: float) -> None:
+    with pytest.raises(ValueError, match="expected 0 to 100"):
+        text.percentile([1.0], percent)
 
 
 def test_words_are_lower_case_with_inner_apostrophes() -> None:
