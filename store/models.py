@@ -206,7 +206,7 @@ class MetricPoint(Base):
 
 
 class MetricRollup(Base):
-    """A bucket of `size` iterations (64 or 4096), from `bucket * size` on. NaN and infinities only count in `nonfinite`."""
+    """A bucket of `size` iterations (64 or 4096) from `bucket * size`. NaN and infinities only count in `nonfinite`."""
 
     __tablename__ = "metric_rollup"
 
@@ -271,6 +271,7 @@ class Worker(Base):
     cpu_slots: Mapped[int]
     gpus: Mapped[int]
     version: Mapped[str]
+    data_token: Mapped[str]  # also in PPO_DATA_DIR/workers/ID: whoever reads both there shares the folder
     started_at: Mapped[datetime] = mapped_column(server_default=func.now())
     heartbeat_at: Mapped[datetime] = mapped_column(server_default=func.now())
 

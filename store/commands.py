@@ -1,0 +1,180 @@
+"""What is asked of runs: one row a request, followed from asking to outcome.
+
+    pending -> delivered (the trainer's control folder) -> acked (the trainer said so) -> done | failed
+    superseded: the run ended otherwise, or something more severe was asked; timed_out: the deadline passed
+
+Every change is an event of the run.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from sqlalchemy import func, select, update
+from sqlalchemy.orm import Session
+
+from ppo_core.rundir import SEVERITY
+from store.events import append_event
+from store.ids import new_id
+from store.models import Command, Run
+from store.runs import IllegalMove, locked_run, transition
+from store.states import MOVES, TERMINAL
+
+# The state that asking brings a run with a trainer to; a checkpoint changes nothing about what the run is.
+_ON_ASKING = {"stop": "stopping", "pause": "pausing"}
+
+
+def command_fields(command: Command) -> dict[str, Any]:
+    """A command as events carry it."""
+
+    def moment(value: Any) -> str | None:
+        return None if value is None else value.isoformat().replace("+00:00", "Z")
+
+    return {
+        "id": command.id,
+        "run_id": command.run_id,
+        "kind": command.kind,
+        "status": command.status,
+        "detail": command.detail,
+        "requested_by": command.requested_by,
+        "created_at": moment(command.created_at),
+        "deadline_at": moment(command.deadline_at),
+        "delivered_at": moment(command.delivered_at),
+        "acked_at": moment(command.acked_at),
+        "finished_at": moment(command.finished_at),
+    }
+
+
+def request_command(
+    session: Session,
+    run_id: str,
+    kind: str,
+    requested_by: str | None,
+    deadline_s: float,
+    payload: dict[str, Any] | None = None,
+) -> Command:
+    """Ask something of a run: `stop`, `pause` or `checkpoint`.
+
+    The same kind while one is open returns the open one. Stopping a run that has no trainer is done at once. A stop
+    supersedes an open pause, never the other way round.
+
+    Raises:
+        RunNotFound
+        IllegalMove: the run has ended, or its state does not allow what is asked.
+    """
+    run = locked_run(session, run_id)
+    target = _ON_ASKING.get(kind, run.state)
+    refusal = IllegalMove(run.state, target, sorted(MOVES[run.state]))
+    if run.state in TERMINAL:
+        raise refusal
+    open_now = open_commands(session, run_id)
+    for command in open_now:
+        if command.kind == kind:
+            return command
+    if any(SEVERITY[command.kind] > SEVERITY[kind] for command in open_now):
+        raise refusal
+    has_no_trainer = run.state in ("queued", "paused")
+    if kind == "pause" and run.state != "running":
+        raise refusal
+    if kind == "checkpoint" and run.state not in ("running", "pausing"):
+        raise refusal
+    for command in open_now:
+        if command.kind in _ON_ASKING:
+            mark_finished(session, command.id, "superseded", detail=f"{kind} was asked")
+    command = Command(
+        id=new_id("c"),
+        run_id=run_id,
+        kind=kind,
+        payload=payload or {},
+        requested_by=requested_by,
+        deadline_at=func.now() + timedelta(seconds=deadline_s),
+    )
+    session.add(command)
+    session.flush()
+    session.refresh(command)
+    _announce(session, command, requested_by)
+    if kind == "stop" and has_no_trainer:
+        transition(session, run_id, "stopped", actor=requested_by, reason_code="stopped")
+        mark_finished(session, command.id, "done", detail="the run had no trainer; no new checkpoint")
+    elif kind in _ON_ASKING and target in MOVES[run.state]:
+        transition(session, run_id, target, actor=requested_by, reason_code=kind)
+    # Else it is recovering, or stopping to be requeued: whoever looks after it finds the open command.
+    session.refresh(command)
+    return command
+
+
+def open_commands(session: Session, run_id: str) -> list[Command]:
+    """What is asked of the run and has no outcome yet, oldest first."""
+    statement = select(Command).where(Command.run_id == run_id, Command.finished_at.is_(None))
+    return list(session.scalars(statement.order_by(Command.created_at, Command.id)))
+
+
+def pending_commands(session: Session, run_id: str) -> list[Command]:
+    """Open commands that no trainer was handed yet."""
+    return [command for command in open_commands(session, run_id) if command.status == "pending"]
+
+
+def mark_delivered(session: Session, command_id: str) -> None:
+    """It lies in the control folder of the present attempt."""
+    _change(session, command_id, ("pending",), status="delivered", delivered_at=func.now())
+
+
+def mark_acked(session: Session, command_id: str, detail: str | None = None) -> None:
+    """The trainer accepted it."""
+    _change(session, command_id, ("pending", "delivered"), status="acked", acked_at=func.now(), detail=detail)
+
+
+def mark_finished(session: Session, command_id: str, status: str, detail: str | None = None) -> None:
+    """Its outcome: done, failed, superseded or timed_out. The first outcome stays."""
+    _change(
+        session,
+        command_id,
+        ("pending", "delivered", "acked"),
+        status=status,
+        finished_at=func.now(),
+        detail=func.coalesce(detail, Command.detail),
+    )
+
+
+def finish_open(session: Session, run_id: str, outcomes: dict[str, tuple[str, str | None]]) -> None:
+    """Give every open command its outcome by kind, now that the run has come to rest; other kinds are superseded."""
+    for command in open_commands(session, run_id):
+        status, detail = outcomes.get(command.kind, ("superseded", "the run ended first"))
+        mark_finished(session, command.id, status, detail)
+
+
+def time_out_unattended(session: Session) -> int:
+    """Time out commands whose deadline passed while nobody looked after their run. Returns how many."""
+    attended = ("starting", "running", "pausing", "stopping", "killing", "recovering")
+    overdue = session.scalars(
+        select(Command.id)
+        .join(Run, Run.id == Command.run_id)
+        .where(Command.finished_at.is_(None), Command.deadline_at < func.now(), Run.state.not_in(attended))
+    ).all()
+    for command_id in overdue:
+        mark_finished(session, command_id, "timed_out", "nobody took it up before its deadline")
+    return len(overdue)
+
+
+def _change(session: Session, command_id: str, sources: tuple[str, ...], **values: Any) -> None:
+    # The run's row is locked before its commands', here as everywhere.
+    run_id = session.scalar(select(Command.run_id).where(Command.id == command_id))
+    if run_id is None:
+        return
+    locked_run(session, run_id)
+    changed = session.scalar(
+        update(Command)
+        .where(Command.id == command_id, Command.status.in_(sources))
+        .values(values)
+        .returning(Command.id)
+        .execution_options(synchronize_session=False)
+    )
+    if changed is not None:
+        command = session.get_one(Command, command_id, populate_existing=True)
+        _announce(session, command, None)
+
+
+def _announce(session: Session, command: Command, actor: str | None) -> None:
+    run = session.get_one(Run, command.run_id)
+    append_event(session, run.id, "command", command_fields(command), segment=run.active_segment, actor=actor)

