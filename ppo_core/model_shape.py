@@ -29,7 +29,6 @@ class ModelShape:
     head_dim: int
     intermediate: int
     vocabulary: int
-    gated: bool
     body_matmul: int
     other: int
 
@@ -84,7 +83,6 @@ def _llama_like(config: Mapping[str, Any], family: str) -> ModelShape:
         head_dim=head_dim,
         intermediate=intermediate,
         vocabulary=vocabulary,
-        gated=True,
         body_matmul=body,
         other=norms + biases + (0 if tied else vocabulary * hidden),
     )
@@ -105,7 +103,6 @@ def _gpt2(config: Mapping[str, Any]) -> ModelShape:
         head_dim=hidden // heads,
         intermediate=intermediate,
         vocabulary=vocabulary,
-        gated=False,
         body_matmul=layers * (4 * hidden * hidden + 2 * hidden * intermediate),
         other=norms + biases + positions * hidden + (0 if tied else vocabulary * hidden),
     )

@@ -1,0 +1,101 @@
+"""Settings that are allowed and yet likely to disappoint: one sentence each, with the numbers and a remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ppo_core.spec.run_spec import RunSpec
+
+MANY_EPOCHS = 4
+FEW_ROWS = 4
+# A clip below this share of the scores' spread needs ten and more iterations to follow one score.
+SMALL_CLIP = 0.1
+
+
+def warnings_of(spec: RunSpec) -> tuple[str, ...]:
+    """Every warning that a checked spec gives rise to, before any model or file is looked at."""
+    return tuple(warning for part in (_update(spec), _reward(spec), _watching(spec), _saving(spec)) for warning in part)
+
+
+def value_clip_warning(value_clip_range: float | None, score_spread: float) -> str | None:
+    """A warning when the value clip is small against the spread of the scores; None when it is not.
+
+    Args:
+        value_clip_range: the spec's; None is no clip.
+        score_spread: how far scores lie apart, such as their standard deviation.
+    """
+    if value_clip_range is None or value_clip_range >= SMALL_CLIP * score_spread:
+        return None
+    return (
+        f"update.value_clip_range is {value_clip_range:g} but scores spread over about {score_spread:.3g}: the critic "
+        "can follow only by that much an iteration; raise it or set it to null"
+    )
+
+
+def _update(spec: RunSpec) -> Iterator[str]:
+    update = spec.update
+    if update.epochs > MANY_EPOCHS:
+        yield f"update.epochs is {update.epochs}: above {MANY_EPOCHS}, KL rises for little gain; lower it"
+    rows = spec.rollout.batch_size // update.minibatches
+    if rows < FEW_ROWS:
+        yield (
+            f"rollout.batch_size {spec.rollout.batch_size} / update.minibatches {update.minibatches} leaves {rows} "
+            "responses for one optimizer step, so its gradient is mostly noise; lower update.minibatches"
+        )
+    if update.warmup_steps >= spec.num_optimizer_steps:
+        yield (
+            f"update.warmup_steps is {update.warmup_steps} but the run has {spec.num_optimizer_steps} optimizer steps: "
+            "the learning rate is never reached; lower it"
+        )
+    if update.critic_warmup_iterations >= spec.iterations:
+        yield (
+            f"update.critic_warmup_iterations is {update.critic_warmup_iterations} of {spec.iterations} iterations: "
+            "the policy never learns; lower it"
+        )
+    longest = spec.data.max_prompt_tokens + spec.rollout.max_new_tokens
+    if update.token_budget < longest:
+        yield (
+            f"update.token_budget is {update.token_budget} but a row may have {longest} tokens: such rows stand "
+            "alone in their microbatch and need more memory than the budget says"
+        )
+
+
+def _reward(spec: RunSpec) -> Iterator[str]:
+    reward = spec.reward
+    spread = max(abs(reward.missing_eos_penalty), reward.clip or 0.0)
+    warning = value_clip_warning(spec.update.value_clip_range, spread)
+    if warning:
+        yield warning
+    if reward.missing_eos_penalty == 0:
+        yield "reward.missing_eos_penalty is 0: an endless answer costs nothing, so answers may grow; set it below 0"
+    elif reward.clip is not None and reward.clip < -reward.missing_eos_penalty:
+        yield (
+            f"reward.clip {reward.clip:g} is smaller than the missing-EOS penalty {reward.missing_eos_penalty:g} and "
+            "hides part of it; raise reward.clip"
+        )
+    if all(source.weight == 0 for source in reward.sources):
+        yield "all reward.sources have weight 0: every score is 0 and nothing is learned; give one a weight"
+    if spec.kl.coef == 0:
+        yield "kl.coef is 0: nothing holds the policy near its reference; raise it unless that is meant"
+
+
+def _watching(spec: RunSpec) -> Iterator[str]:
+    if spec.gate.judge is None:
+        yield "no judge: nothing watches for reward hacking; set gate.judge and data.held_out"
+    elif spec.gate.every > spec.iterations:
+        yield (f"gate.every is {spec.gate.every} but the run has {spec.iterations} iterations: the gate never looks")
+    if spec.data.held_out is None:
+        yield "no data.held_out: scores are only ever of prompts that were trained on"
+
+
+def _saving(spec: RunSpec) -> Iterator[str]:
+    if spec.checkpoints.every > spec.iterations:
+        yield (
+            f"checkpoints.every is {spec.checkpoints.every} but the run has {spec.iterations} iterations: only its end "
+            "is saved, and a crash starts over; lower it"
+        )
+    if spec.checkpoints.keep_best and spec.gate.judge is None and spec.checkpoints.keep_best > 1:
+        yield (
+            f"checkpoints.keep_best is {spec.checkpoints.keep_best} but there is no judge to say which are best; "
+            "set gate.judge"
+        )

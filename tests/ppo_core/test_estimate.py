@@ -1,0 +1,164 @@
+"""What a spec means in numbers: worked by hand, and memory against what torch really keeps."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from ppo_core.estimate import PROGRAM_BYTES, Estimate, estimate
+from ppo_core.spec import parse_spec
+from ppo_core.spec.advice import value_clip_warning
+
+TINY: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 64,
+    "vocab_size": 100,
+    "tie_word_embeddings": True,
+}
+# 2 layers of 32·(32 + 2·16) + 32·32 + 3·32·64 weights, 5 norms of 32, one embedding of 100·32.
+TINY_PARAMETERS = 2 * (2048 + 1024 + 6144) + 160 + 3200
+
+
+def spec_with(**groups: Any) -> Any:
+    data: dict[str, Any] = {
+        "name": "t",
+        "policy": {"model": "/nowhere/policy"},
+        "data": {"prompts": "/nowhere/train.jsonl", "held_out": "/nowhere/held.jsonl"},
+        "reward": {"sources": [{"kind": "python", "name": "r"}]},
+        "gate": {"judge": {"kind": "python", "name": "vader"}},
+    }
+    for name, value in groups.items():
+        data[name] = {**data[name], **value} if isinstance(data.get(name), dict) and isinstance(value, dict) else value
+    return parse_spec(data)
+
+
+def warned(found: Estimate, text: str) -> bool:
+    return any(text in warning for warning in found.warnings)
+
+
+def test_the_default_spec_in_numbers() -> None:
+    found = estimate(spec_with(), TINY)
+    assert found.responses == 6400
+    assert found.response_tokens_max == 256_000
+    assert found.optimizer_steps == 800
+    assert found.meaning[0] == "100 iterations × 64 prompts = 6,400 responses, at most 256,000 response tokens"
+    assert found.meaning[1] == "2 epochs × 4 minibatches of about 16 responses an iteration = 800 optimizer steps"
+    assert found.warnings == ()
+
+
+def test_states_are_sixteen_bytes_trained_four_frozen() -> None:
+    found = estimate(spec_with(), TINY)
+    assert found.policy_parameters == TINY_PARAMETERS
+    assert found.memory is not None
+    assert found.memory.states_bytes == 16 * (TINY_PARAMETERS + 33) + 4 * TINY_PARAMETERS
+    assert found.checkpoint_bytes == 16 * (TINY_PARAMETERS + 33)
+    assert found.memory.peak_bytes > PROGRAM_BYTES + found.memory.states_bytes
+
+
+def test_activations_are_about_what_torch_keeps() -> None:
+    """Bytes that autograd saves in one microbatch of 8 rows × 16 tokens, weights aside."""
+    config = transformers.LlamaConfig(
+        **{key: value for key, value in TINY.items() if key != "model_type"}, bos_token_id=1, eos_token_id=2
+    )
+    trunk = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").base_model
+    weights = {parameter.untyped_storage().data_ptr() for parameter in trunk.parameters()}
+    kept: dict[int, torch.Tensor] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.untyped_storage().data_ptr() not in weights:
+            kept[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    ids = torch.ones(8, 16, dtype=torch.long)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        trunk(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False)
+    measured = sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+    found = estimate(
+        spec_with(data={"max_prompt_tokens": 8}, rollout={"max_new_tokens": 8}, update={"token_budget": 128}), TINY
+    )
+    assert found.memory is not None
+    assert found.memory.activations_bytes == pytest.approx(measured, rel=0.25)
+
+
+def test_config_and_reward_models_are_read_from_their_folders(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(TINY), encoding="utf-8")
+    source = {"kind": "sequence_classifier", "model": str(tmp_path)}
+    found = estimate(spec_with(policy={"model": str(tmp_path)}, reward={"sources": [source]}))
+    assert found.policy_parameters == TINY_PARAMETERS
+    assert found.reward_parameters == (TINY_PARAMETERS,)
+
+
+def test_a_family_that_cannot_be_counted_is_none_with_a_warning() -> None:
+    found = estimate(spec_with(), {"model_type": "gpt_neox"})
+    assert found.policy_parameters is found.memory is found.checkpoint_bytes is found.disk_bytes is None
+    assert warned(found, "memory and disk are not known")
+
+
+@pytest.mark.parametrize("text", ["[1]", "{", '"x"', "\x00"])
+def test_a_broken_config_is_none_with_a_warning(text: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(text, encoding="utf-8")
+    assert estimate(spec_with(policy={"model": str(tmp_path)})).policy_parameters is None
+
+
+@pytest.mark.parametrize(
+    ("rules", "kept"),
+    [
+        ({"every": 20}, 4),  # the last 3 and the judge's best
+        ({"every": 20, "keep_last": -1}, 5),
+        ({"every": 30, "keep_last": -1}, 4),  # 30, 60, 90 and the end
+        ({"every": 10, "keep_last": 2, "keep_best": 0, "keep_every": 50}, 4),
+        ({"every": 1000}, 1),
+    ],
+)
+def test_checkpoints_kept(rules: dict[str, Any], kept: int) -> None:
+    found = estimate(spec_with(checkpoints=rules), TINY)
+    assert found.checkpoints_kept == kept
+    assert found.disk_bytes is not None
+    assert found.checkpoint_bytes is not None
+    assert found.disk_bytes >= (kept + 1) * found.checkpoint_bytes  # one more while the next is written
+
+
+@pytest.mark.parametrize(
+    ("groups", "text"),
+    [
+        ({"update": {"epochs": 5}}, "update.epochs is 5: above 4"),
+        ({"update": {"minibatches": 32}}, "leaves 2 responses"),
+        ({"update": {"warmup_steps": 800}}, "the learning rate is never reached"),
+        ({"update": {"critic_warmup_iterations": 100}}, "the policy never learns"),
+        ({"update": {"token_budget": 100}}, "a row may have 104 tokens"),
+        ({"reward": {"missing_eos_penalty": -10.0}}, "update.value_clip_range is 0.2"),
+        ({"reward": {"missing_eos_penalty": 0.0}}, "endless answer"),
+        ({"reward": {"clip": 0.5}}, "hides part of it"),
+        ({"reward": {"sources": [{"kind": "python", "name": "r", "weight": 0.0}]}}, "weight 0"),
+        ({"kl": {"coef": 0.0}}, "kl.coef is 0"),
+        ({"gate": {"judge": None}}, "nothing watches for reward hacking"),
+        ({"gate": {"every": 101}}, "the gate never looks"),
+        ({"gate": {"judge": None}, "data": {"held_out": None}}, "no data.held_out"),
+        ({"checkpoints": {"every": 101}}, "only its end is saved"),
+        ({"gate": {"judge": None}, "checkpoints": {"keep_best": 2}}, "no judge to say which are best"),
+    ],
+)
+def test_what_is_likely_to_disappoint_is_said(groups: dict[str, Any], text: str) -> None:
+    assert warned(estimate(spec_with(**groups), TINY), text)
+
+
+def test_a_small_value_clip_is_measured_against_the_scores_spread() -> None:
+    assert value_clip_warning(0.2, 2.0) is None
+    assert "spread over about 2.5" in str(value_clip_warning(0.2, 2.5))
+    assert value_clip_warning(None, 1e9) is None
+
+
+def test_the_estimate_is_strict_json() -> None:
+    found = estimate(spec_with(), TINY)
+    again = json.loads(json.dumps(found.as_dict(), allow_nan=False))
+    assert again["memory"]["peak_bytes"] == found.memory.peak_bytes if found.memory else False
+    assert isinstance(again["meaning"], list)
