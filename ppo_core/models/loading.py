@@ -89,7 +89,7 @@ def switch_off_dropout_modules(model: nn.Module) -> None:
 
 
 def _from_pretrained(path: str | Path, config: Any, attention: str) -> Any:
-    model, report = AutoModelForCausalLM.from_pretrained(
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
         str(path),
         config=config,
         dtype=torch.float32,
@@ -98,6 +98,7 @@ def _from_pretrained(path: str | Path, config: Any, attention: str) -> Any:
         use_safetensors=True,
         output_loading_info=True,
     )
+    model, report = loaded
     if report["missing_keys"]:
         # They would be filled with random numbers, and the run would train noise.
         missing = sorted(report["missing_keys"])

@@ -96,7 +96,8 @@ class LogitsHead:
         Returns:
             logprobs [N] and entropies [N] or None; float32, nats.
         """
-        chunks = list(zip(states.split(CHUNK_POSITIONS), tokens.split(CHUNK_POSITIONS), strict=True))
+        starts = range(0, max(1, len(tokens)), CHUNK_POSITIONS)
+        chunks = [(states[at : at + CHUNK_POSITIONS], tokens[at : at + CHUNK_POSITIONS]) for at in starts]
         remake = torch.is_grad_enabled() and len(chunks) > 1
 
         def one(some: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -112,5 +113,5 @@ class LogitsHead:
             else one(some, wanted)
             for some, wanted in chunks
         ]
-        logprobs = torch.cat([part[0] for part in parts])
-        return logprobs, torch.cat([part[1] for part in parts]) if want_entropy else None
+        entropies = [part[1] for part in parts if part[1] is not None]
+        return torch.cat([part[0] for part in parts]), torch.cat(entropies) if entropies else None

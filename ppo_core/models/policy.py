@@ -41,7 +41,9 @@ class PolicyModel(nn.Module):
         self.model = model
         self.value_head_kind: ValueHeadKind = value_head
         hidden_size = model.get_output_embeddings().weight.shape[1]
-        self.value_head = nn.Linear(hidden_size, 1, dtype=torch.float32, device=model.get_input_embeddings().weight.device)
+        self.value_head = nn.Linear(
+            hidden_size, 1, dtype=torch.float32, device=model.get_input_embeddings().weight.device
+        )
         nn.init.zeros_(self.value_head.weight)
         nn.init.zeros_(self.value_head.bias)
         self.logits_head = LogitsHead.of(model)

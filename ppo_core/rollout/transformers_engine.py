@@ -26,7 +26,7 @@ from ppo_core.rollout.weights import same_storage, weights_digest
 LOG = logging.getLogger(__name__)
 
 # Finished rows leave once they are this share of the batch: earlier, copying the cache costs more than they do.
-DROP_SHARE = 0.25
+DROP_SHARE = 0.125
 # Float32 by two routes, cached steps and one pass; wrong positions or old weights are off by far more.
 PROBE_TOLERANCE = 1e-3
 PROBE_LENGTHS = (3, 8)
@@ -204,6 +204,7 @@ class _Decoding:
         self._mask = (columns >= width - lengths.unsqueeze(1)).long()
         self._next_position = lengths.unsqueeze(1)
         self._width = width
+        # Measured against one allocated ahead and written in place: growing is no slower, and knows every family.
         self._cache = DynamicCache(config=policy.model.config)
 
     def first_logits(self) -> Tensor:
