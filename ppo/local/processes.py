@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-LAUNCHER = Path(__file__).with_name("launch.py")
+LAUNCHER = Path(__file__).parents[1] / "launch.py"
 LOG_TAIL_LINES = 8
 MAX_LOG_BYTES = 20 * 1024 * 1024
 

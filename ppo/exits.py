@@ -1,0 +1,50 @@
+"""What the `ppo` command leaves with, and how a run's end becomes such a code."""
+
+from __future__ import annotations
+
+import enum
+
+from ppo_core.rundir import ExitCode
+
+# Reasons of a stopped or paused run that mean: something that watches tripped.
+TRIPPED = frozenset({"gate", "guard"})
+
+
+class Exit(enum.IntEnum):
+    """Exit codes of the command line; CI jobs rely on them."""
+
+    SUCCEEDED = 0
+    FAILED = 1
+    USAGE = 2
+    STOPPED = 3
+    TRIPPED = 4
+    TIMED_OUT = 5
+    AUTH = 6
+    UNREACHABLE = 7
+    DETACHED = 130  # Ctrl-C while watching: the run goes on
+
+
+def of_run(state: str, reason_code: str | None) -> Exit | None:
+    """The exit code of a run that has come to an end; None while it can still go on by itself."""
+    if state == "succeeded":
+        return Exit.SUCCEEDED
+    if state == "failed":
+        return Exit.FAILED
+    if state in ("stopped", "paused") and reason_code in TRIPPED:
+        return Exit.TRIPPED
+    if state in ("stopped", "cancelled"):
+        return Exit.STOPPED
+    return None
+
+
+def of_trainer(code: int) -> Exit:
+    """The exit code for a trainer's own, the `code` of its journal's `end`."""
+    if code == ExitCode.DONE:
+        return Exit.SUCCEEDED
+    if code in (ExitCode.PAUSED, ExitCode.STOPPED, ExitCode.DRAINED):
+        return Exit.STOPPED
+    if code == ExitCode.GATE_OR_GUARD:
+        return Exit.TRIPPED
+    if code == ExitCode.BAD_SPEC:
+        return Exit.USAGE
+    return Exit.FAILED

@@ -1,0 +1,275 @@
+"""`ppo train`: one run in this terminal, with no platform. The trainer is a process of its own, as under the platform.
+
+What a supervisor does there is done here for one run: it makes the segment, follows the journal, passes Ctrl-C on as a
+stop command, and prunes checkpoints.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from rich.console import Console
+
+from ppo import exits
+from ppo.exits import Exit
+from ppo.pruning import Pruner
+from ppo.run_view import RunView, view_for
+from ppo.spec_file import read_spec_file
+from ppo_core.errors import RunDirectoryError
+from ppo_core.rundir import (
+    ControlCommand,
+    Event,
+    ExitCode,
+    SegmentDir,
+    SegmentStart,
+    all_events,
+    create_segment,
+    encode_event,
+    next_start,
+    read_journal,
+    segments,
+    send_command,
+)
+from ppo_core.spec import Fault, RunSpec, SpecFaults, check_files, parse_spec
+
+LAUNCHER = Path(__file__).with_name("launch.py")
+LOOK_EVERY_S = 0.1
+LOG_TAIL_LINES = 15
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One start of the trainer."""
+
+    spec: RunSpec
+    run_dir: Path
+    segment: SegmentDir
+    number: int
+
+    @property
+    def log(self) -> Path:
+        return self.segment.log(self.number, 0)
+
+
+def prepare(spec_file: Path, overrides: Sequence[str], run_dir: Path | None, resume: bool) -> Attempt | None:
+    """Check everything that can be checked without torch and make the segment; None when the run is done already.
+
+    Raises:
+        SpecFaults: all faults of the spec and of the files that it names, or a folder that cannot be used.
+    """
+    spec = parse_spec(read_spec_file(spec_file, overrides))
+    faults = check_files(spec)
+    if faults:
+        raise SpecFaults(faults)
+    if resume:
+        folder = run_dir or _missing_run_dir()
+        start = _start_again(folder, spec)
+        if start is None:
+            return None
+    else:
+        folder = run_dir or Path("runs") / f"{_slug(spec.name)}-{time.strftime('%Y%m%d-%H%M%S')}"
+        _refuse_used(folder)
+        start = SegmentStart(folder.name, 1, spec.model_dump(mode="json"))
+    try:
+        segment = create_segment(folder.resolve(), start)
+    except OSError as error:
+        raise SpecFaults(
+            [Fault("", f"--run-dir {folder}: {error.strerror}; give a folder that can be written")]
+        ) from error
+    attempts = sum(1 for one in segments(folder) for _ in one.logs.glob("attempt-*-rank-0.log"))
+    return Attempt(spec, folder.resolve(), segment, attempts + 1)
+
+
+def train(attempt: Attempt, console: Console, as_json: bool) -> Exit:
+    """Run the trainer to its end and show it. Ctrl-C, SIGTERM and SIGHUP ask for a stop; a second one kills."""
+    view = view_for(console, attempt.spec.iterations)
+    shown = _JsonLines() if as_json else view
+    pruner = Pruner(attempt.run_dir, attempt.spec.checkpoints)
+    offset = _end_of_journal(attempt.segment)
+    if not as_json:
+        console.print(
+            f"run directory {attempt.run_dir}, log {attempt.log}", markup=False, highlight=False, soft_wrap=True
+        )
+    end: Event | None = None
+    with contextlib.ExitStack() as stack:
+        process = _start_trainer(attempt)
+        if not as_json:
+            stack.enter_context(view)
+        stack.enter_context(_stops(attempt, process, view.say if not as_json else _to_stderr))
+        over = False
+        while not over:
+            over = process.poll() is not None  # looked at before the journal, so that its last lines are read
+            events, offset = read_journal(attempt.segment.journal, offset)
+            over = over and not events
+            for event in events:
+                _show(shown, event)
+                if event.type == "checkpoint":
+                    pruner.prune()
+                elif event.type == "end":
+                    end = event
+            if not events:
+                time.sleep(LOOK_EVERY_S)
+    return _outcome(attempt, end, process.returncode, console, as_json)
+
+
+class _JsonLines:
+    """Journal lines, as they are, on standard output."""
+
+
+def _show(shown: RunView | _JsonLines, event: Event) -> None:
+    if isinstance(shown, _JsonLines):
+        sys.stdout.write(encode_event(event))
+        sys.stdout.flush()
+    else:
+        shown.event(event.type, event.iteration, event.payload)
+
+
+def _to_stderr(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _start_trainer(attempt: Attempt) -> subprocess.Popen[bytes]:
+    # The same setting as the worker's: tests put a scripted trainer in its place.
+    command = shlex.split(os.environ.get("PPO_TRAINER_COMMAND", "")) or [sys.executable, "-m", "ppo_core.main"]
+    number = str(attempt.number)
+    attempt.segment.logs.mkdir(parents=True, exist_ok=True)
+    with attempt.log.open("ab") as log:
+        return subprocess.Popen(
+            # A session of its own keeps the terminal's Ctrl-C from it; if this process dies, it is told to stop.
+            [
+                sys.executable, "-I", "-S", str(LAUNCHER), "SIGTERM",
+                *command, str(attempt.segment.path), "--token", number, "--attempt", number,
+            ],
+            stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+        )  # fmt: skip
+
+
+@contextlib.contextmanager
+def _stops(attempt: Attempt, process: subprocess.Popen[bytes], say: Callable[[str], None]) -> Iterator[None]:
+    """While in here, a signal asks the trainer to stop and a second one kills it."""
+    asked = False
+
+    def on_signal(signum: int, frame: FrameType | None) -> None:
+        nonlocal asked
+        if asked:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            return
+        asked = True
+        # The command is for this attempt's token alone, so that it cannot stop the next one.
+        send_command(attempt.segment, ControlCommand(f"signal-{attempt.number}", "stop", attempt.number))
+        say("stopping with a checkpoint; press Ctrl-C again to end at once without one")
+
+    before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        raise
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _outcome(attempt: Attempt, end: Event | None, returncode: int, console: Console, as_json: bool) -> Exit:
+    def say(line: str) -> None:
+        if as_json:
+            _to_stderr(line)
+        else:
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    if end is None:
+        killed = returncode == -signal.SIGKILL
+        say("killed; go on from the last checkpoint with --resume" if killed else _without_end(attempt, returncode))
+        return Exit.STOPPED if killed else Exit.FAILED
+    code = int(end.payload["code"])
+    error = end.payload.get("error")
+    if error:
+        say(f"failed: {error['code']}: {error['message']}")
+        if error.get("hint"):
+            say(f"  {error['hint']}")
+        say(f"  log: {attempt.log}")
+    elif code == ExitCode.DONE:
+        say(f"succeeded: {end.iteration} iterations; checkpoints in {attempt.segment.checkpoints}")
+    else:
+        say(f"{end.payload['reason']} at iteration {end.iteration}; go on: --resume --run-dir {attempt.run_dir}")
+    return exits.of_trainer(code)
+
+
+def _without_end(attempt: Attempt, returncode: int) -> str:
+    with contextlib.suppress(OSError):
+        tail = attempt.log.read_text(encoding="utf-8", errors="replace").splitlines()[-LOG_TAIL_LINES:]
+        return "\n".join([f"the trainer ended without a word (exit code {returncode}); end of {attempt.log}:", *tail])
+    return f"the trainer ended without a word (exit code {returncode})"
+
+
+def _end_of_journal(segment: SegmentDir) -> int:
+    offset = 0
+    while True:
+        events, offset = read_journal(segment.journal, offset)
+        if not events:
+            return offset
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-.") or "run"
+
+
+def _missing_run_dir() -> Path:
+    raise SpecFaults([Fault("", "--resume needs --run-dir: the folder of the run to go on with")])
+
+
+def _refuse_used(folder: Path) -> None:
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise SpecFaults(
+            [
+                Fault(
+                    "", f"--run-dir {folder} is not empty: go on with the run in it by --resume, or give another folder"
+                )
+            ]
+        )
+
+
+def _start_again(folder: Path, spec: RunSpec) -> SegmentStart | None:
+    """What a resumed run has to run; None when it has reached its end."""
+    try:
+        start = next_start(folder)
+    except RunDirectoryError as error:
+        raise SpecFaults(
+            [Fault("", f"--run-dir {folder} has nothing to resume: {error}; leave out --resume")]
+        ) from error
+    changed = sorted(_differences(start.spec, spec.model_dump(mode="json")))
+    if changed:
+        raise SpecFaults(
+            [
+                Fault(pointer, "differs from the run's own spec, and a resumed run keeps it; undo it")
+                for pointer in changed
+            ]
+        )
+    last = next(iter(deque(all_events(segments(folder)[-1].journal), maxlen=1)), None)
+    if last is not None and last.type == "end" and last.payload.get("code") == ExitCode.DONE:
+        return None
+    return start
+
+
+def _differences(old: Any, new: Any, pointer: str = "") -> Iterator[str]:
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        for key in sorted({*old, *new}):
+            yield from _differences(old.get(key), new.get(key), f"{pointer}/{key}")
+    elif old != new:
+        yield pointer
