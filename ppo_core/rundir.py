@@ -238,6 +238,16 @@ def read_journal(path: Path, offset: int = 0, max_bytes: int = 4 * 1024 * 1024) 
     return [decode_event(line) for line in data[:end].splitlines()], offset + end
 
 
+def all_events(path: Path) -> Iterator[Event]:
+    """Every whole event of a journal, from its beginning; none where there is no file."""
+    offset = 0
+    while True:
+        events, offset = read_journal(path, offset)
+        if not events:
+            return
+        yield from events
+
+
 class JournalWriter:
     """Appends events to a segment's journal. One writer a segment: a second one is refused.
 
@@ -440,10 +450,4 @@ def start_iteration(start: SegmentStart) -> int:
 
 def last_iteration(segment: SegmentDir) -> int:
     """The highest iteration with metrics in a segment's journal; 0 when there is none."""
-    highest, offset = 0, 0
-    while True:
-        events, offset_after = read_journal(segment.journal, offset)
-        if offset_after == offset:
-            return highest
-        offset = offset_after
-        highest = max([highest, *(event.iteration for event in events if event.type == "metrics")])
+    return max((event.iteration for event in all_events(segment.journal) if event.type == "metrics"), default=0)
