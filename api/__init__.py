@@ -1,0 +1,1 @@
+"""The web service: checks requests, stores, hints, reads. Knows neither torch nor the worker's code."""

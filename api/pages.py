@@ -1,0 +1,65 @@
+"""The built web pages: files as they are, and the one page for every other address."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from starlette.responses import FileResponse, HTMLResponse, Response
+from starlette.routing import Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import Receive, Scope, Send
+
+from api.auth import Access
+from api.errors import ProblemError
+
+NOT_BUILT = """<!doctype html>
+<html lang="en"><meta charset="utf-8"><title>PPO Control</title>
+<h1>PPO Control</h1>
+<p>The service runs, but its web pages are not built. Build them with <code>make web</code> and reload this page.</p>
+<p>The command line and the REST interface under <code>/v1</code> work without them.</p>
+</html>
+"""
+FOREVER = "public, max-age=31536000, immutable"
+
+
+class Pages:
+    """Serves the build. It holds nothing secret, so it is open: the pages ask for a credential themselves."""
+
+    def __init__(self, build: Path) -> None:
+        self._build = build
+        self._files = StaticFiles(directory=build, check_dir=False)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        response = await self._respond(scope)
+        await response(scope, receive, send)
+
+    async def _respond(self, scope: Scope) -> Response:
+        path = scope["path"].lstrip("/")
+        if path.startswith("v1/") or path == "v1":
+            raise ProblemError(404, "not_found", "There is nothing at this address.")
+        index = self._build / "index.html"
+        if not index.is_file():
+            return HTMLResponse(NOT_BUILT, 503)
+        found = self._find(path)
+        if found is not None:
+            cache = FOREVER if path.startswith("assets/") else "no-cache"
+            return FileResponse(found, headers={"Cache-Control": cache})
+        if path.startswith("assets/") or "." in path.rpartition("/")[2]:
+            raise ProblemError(404, "not_found", "There is no such file.")
+        return FileResponse(index, headers={"Cache-Control": "no-cache"})
+
+    def _find(self, path: str) -> Path | None:
+        try:
+            full, found = self._files.lookup_path(path)
+        except (OSError, ValueError):  # A NUL, or a name longer than the file system takes.
+            return None
+        return Path(full) if found is not None and Path(full).is_file() else None
+
+
+class PageRoute(Route):
+    """The route of the pages, after all others; addresses under /v1 keep needing a credential."""
+
+    def __init__(self, build: Path) -> None:
+        super().__init__("/{path:path}", Pages(build), methods=["GET"], include_in_schema=False)
+
+    least_role: Access = "open"

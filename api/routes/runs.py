@@ -1,0 +1,166 @@
+"""Runs: submit, list, read, stop, and what became of a command."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Query, Response
+
+from api import cursors
+from api.auth import least
+from api.deps import Database, Hint, Settings, Who
+from api.errors import ProblemError, not_found
+from api.schemas import Command, DryRun, Page, Run, RunDetail, SpecBody
+from api.specs import accept_spec, spec_fields, spec_yaml
+from ppo_core.estimate import estimate
+from store import audit, idempotency, run_read
+from store.commands import request_command
+from store.ids import new_id
+from store.run_read import RunStanding
+from store.runs import create_run
+from store.states import State
+
+router = APIRouter(prefix="/v1/runs", tags=["runs"])
+
+STOP_DEADLINE_S = 60.0  # Time for a last checkpoint before the trainer is ended by force.
+
+IdempotencyKey = Annotated[
+    str | None,
+    Header(
+        alias="Idempotency-Key",
+        min_length=1,
+        max_length=255,
+        pattern=r"^[\x21-\x7e]+$",
+        description="Required unless dry_run: repeating a request with its key never makes a second run.",
+    ),
+]
+
+
+@router.post(
+    "",
+    status_code=201,
+    response_model=Run,
+    openapi_extra=least("operator"),
+    responses={200: {"model": DryRun, "description": "With dry_run: what it would do."}},
+)
+def submit_run(
+    body: SpecBody,
+    database: Database,
+    settings: Settings,
+    who: Who,
+    hint: Hint,
+    response: Response,
+    key: IdempotencyKey = None,
+    dry_run: Annotated[bool, Query(description="Only say what the spec would do.")] = False,
+) -> Run | Response:
+    """Queue a run. A spec with faults is refused with every fault named, and nothing is stored."""
+    if dry_run:
+        return Response(_dry_run(body, settings).model_dump_json(), media_type="application/json")
+    if key is None:
+        raise ProblemError(400, "idempotency_key_missing", "Send an Idempotency-Key header, any text that is new.")
+    request = idempotency.Request(
+        key, "POST /v1/runs", who.principal, idempotency.body_sha256(body.model_dump(exclude_none=True))
+    )
+    run_id = idempotency.find_result(database, request)
+    if run_id is None:
+        database.rollback()  # Reading files may take a while; no transaction waits for it.
+        spec = accept_spec(body, settings.roots)
+        run_id = new_id("r")
+        if idempotency.take_key(database, request, run_id):
+            create_run(
+                database,
+                run_id=run_id,
+                name=spec.name,
+                spec=spec_fields(spec),
+                num_iterations=spec.iterations,
+                priority=spec.resources.priority,
+                gpus=spec.resources.gpus,
+                created_by=who.name,
+            )
+            audit.record(database, who.name, "run.submit", run_id)
+            database.commit()
+            hint.send()
+        else:
+            run_id = idempotency.find_result(database, request)
+    standing = run_read.run_standing(database, run_id) if run_id else None
+    if standing is None:
+        raise ProblemError(409, "run_deleted", "The run that this Idempotency-Key made is there no longer.")
+    response.headers["Location"] = f"/v1/runs/{run_id}"
+    return Run(**_fields(standing))
+
+
+@router.get("", openapi_extra=least("viewer"))
+def list_runs(
+    database: Database,
+    state: Annotated[list[State] | None, Query(description="Only runs in these states.")] = None,
+    cursor: Annotated[str | None, Query(max_length=200)] = None,
+    limit: Annotated[int, Query(ge=1, le=200)] = 50,
+) -> Page[Run]:
+    """Runs, newest first."""
+    before = cursors.decode_time_and_id(cursor) if cursor else None
+    standings = run_read.list_runs(database, states=state or (), before=before, limit=limit + 1)
+    more, standings = len(standings) > limit, standings[:limit]
+    last = standings[-1].run if more else None
+    return Page[Run](
+        items=[Run(**_fields(standing)) for standing in standings],
+        next=cursors.encode(last.created_at.isoformat(), last.id) if last else None,
+    )
+
+
+@router.get("/{run_id}", openapi_extra=least("viewer"))
+def read_run(run_id: str, database: Database) -> RunDetail:
+    """A run as it stands, with its full effective spec."""
+    standing = run_read.run_standing(database, run_id)
+    if standing is None:
+        raise not_found("run", run_id)
+    spec = run_read.active_spec(database, standing.run)
+    commands = run_read.open_commands(database, run_id)
+    return RunDetail(
+        **_fields(standing),
+        spec=spec,
+        spec_yaml=spec_yaml(spec),
+        open_commands=[Command.model_validate(command) for command in commands],
+    )
+
+
+@router.post("/{run_id}/stop", status_code=202, openapi_extra=least("operator"))
+def stop_run(run_id: str, database: Database, who: Who) -> Command:
+    """Stop with a checkpoint. While a stop is open, asking again returns the same command."""
+    command = request_command(database, run_id, "stop", who.name, STOP_DEADLINE_S)
+    audit.record(database, who.name, "run.stop", run_id, command=command.id)
+    database.commit()
+    return Command.model_validate(command)
+
+
+@router.get("/{run_id}/commands/{command_id}", openapi_extra=least("viewer"))
+def read_command(run_id: str, command_id: str, database: Database) -> Command:
+    """What became of a command."""
+    command = run_read.find_command(database, run_id, command_id)
+    if command is None:
+        raise not_found("command", command_id)
+    return Command.model_validate(command)
+
+
+def _dry_run(body: SpecBody, settings: Settings) -> DryRun:
+    spec = accept_spec(body, settings.roots)
+    found = estimate(spec)
+    fields = spec_fields(spec)
+    return DryRun(
+        spec=fields,
+        spec_yaml=spec_yaml(fields),
+        warnings=list(found.warnings),
+        estimate=found.as_dict(),
+        meaning=list(found.meaning),
+    )
+
+
+def _fields(standing: RunStanding) -> dict[str, Any]:
+    run = standing.run
+    names = Run.model_fields.keys() - {"health", "waiting_reason", "has_judge", "latest"}
+    return {
+        **{name: getattr(run, name) for name in names},
+        "health": standing.health,
+        "waiting_reason": standing.waiting_reason,
+        "has_judge": bool((run.spec.get("gate") or {}).get("judge")),
+        "latest": standing.latest,
+    }

@@ -1,0 +1,87 @@
+"""From a submitted spec to one that may run: read, paths found under the roots, every fault at once."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from api.schemas import Preset, SpecBody
+from ppo_core.spec import Fault, RunSpec, SpecFaults, check_files, parse_spec, read_mapping, resolve_paths
+from ppo_core.spec.loading import MAX_SPEC_BYTES
+
+
+def accept_spec(body: SpecBody, roots: Sequence[Path]) -> RunSpec:
+    """The checked spec, with absolute paths.
+
+    Raises:
+        SpecFaults: with every fault found; nothing was stored.
+    """
+    data = read_mapping(body.spec_yaml) if body.spec_yaml is not None else dict(body.spec or {})
+    faults = [Fault(pointer, "holds a NUL character, which cannot be kept; leave it out") for pointer in _nuls(data)]
+    if len(json.dumps(data, default=str)) > MAX_SPEC_BYTES:
+        faults.append(Fault("", f"the spec is longer than {MAX_SPEC_BYTES} bytes"))
+    if faults:
+        raise SpecFaults(faults)
+    for root in roots:  # The first root that has the file wins: what was found is absolute from then on.
+        data = resolve_paths(data, root)
+    spec = parse_spec(data)
+    faults = check_files(spec, roots)
+    if faults:
+        raise SpecFaults(faults)
+    return spec
+
+
+def spec_fields(spec: RunSpec) -> dict[str, Any]:
+    """The full effective spec, defaults included, as it is stored."""
+    return spec.model_dump(mode="json")
+
+
+def spec_yaml(fields: dict[str, Any]) -> str:
+    """A stored spec as YAML, in the order of the documentation and not in the database's."""
+    with contextlib.suppress(SpecFaults):  # Stored by an older version with other fields: shown as it is.
+        fields = spec_fields(parse_spec(fields))
+    return yaml.safe_dump(fields, sort_keys=False, allow_unicode=True, width=120)
+
+
+def presets(roots: Sequence[Path]) -> list[Preset]:
+    """Specs to begin with: `examples/*/spec.yaml` under the roots, and `*/spec.yaml` that a preparation left there."""
+    found: dict[str, Preset] = {}
+    for root in roots:
+        for path in sorted(root.glob("examples/*/spec.yaml")):
+            preset = _preset(path)
+            if preset is not None:
+                found.setdefault(preset.name, preset)
+    return list(found.values())
+
+
+def _preset(path: Path) -> Preset | None:
+    try:
+        text = path.read_text(encoding="utf-8")
+        data = read_mapping(text)
+    except (OSError, UnicodeDecodeError, SpecFaults):
+        return None  # An unreadable example is no preset; whoever submits it by hand sees why.
+    comments = []
+    for line in text.splitlines():
+        if not line.startswith("#"):
+            break
+        comments.append(line.lstrip("# ").rstrip())
+    name = path.parent.name
+    title = str(data.get("name", name))
+    return Preset(name=name, title=title, description=" ".join(comments).strip(), spec_yaml=text)
+
+
+def _nuls(value: Any, pointer: str = "") -> Iterator[str]:
+    if isinstance(value, str):
+        if "\x00" in value:
+            yield pointer
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from _nuls(item, f"{pointer}/{key}")
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _nuls(item, f"{pointer}/{index}")

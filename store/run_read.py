@@ -1,0 +1,233 @@
+"""Reading runs: lists with keyset cursors, a run as it stands, its events, samples, checkpoints, commands, workers.
+
+Health and the reason for waiting are derived here, never stored. Nothing here writes.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Literal
+
+from sqlalchemy import and_, func, or_, select, tuple_
+from sqlalchemy.orm import Session
+
+from store.models import (
+    Checkpoint,
+    Command,
+    LatestMetric,
+    MetricDef,
+    Run,
+    RunEvent,
+    Sample,
+    Segment,
+    Worker,
+    WorkerSlot,
+)
+from store.states import LIVE
+
+Health = Literal["ok", "late", "unreachable", "degraded"]
+
+
+@dataclass(frozen=True)
+class RunStanding:
+    """A run with all that is derived about it."""
+
+    run: Run
+    health: Health
+    waiting_reason: str | None
+    latest: Mapping[str, float | None]
+
+
+@dataclass(frozen=True)
+class WorkerStanding:
+    """A worker and how many of its slots are taken."""
+
+    worker: Worker
+    busy_slots: int
+
+
+# Runs
+
+
+def find_run(session: Session, run_id: str) -> Run | None:
+    """The row of a run."""
+    return session.get(Run, run_id)
+
+
+def run_standing(session: Session, run_id: str) -> RunStanding | None:
+    """A run as it stands; None when there is no such run."""
+    run = session.get(Run, run_id)
+    return None if run is None else _standings(session, [run])[0]
+
+
+def list_runs(
+    session: Session, *, states: Sequence[str] = (), before: tuple[datetime, str] | None = None, limit: int
+) -> list[RunStanding]:
+    """Newest runs first. `before` is the (created_at, id) of the last run already seen.
+
+    Keyset paging: a run that is there from the beginning to the end of a walk appears in it exactly once.
+    """
+    query = select(Run).order_by(Run.created_at.desc(), Run.id.desc()).limit(limit)
+    if states:
+        query = query.where(Run.state.in_(states))
+    if before is not None:
+        query = query.where(tuple_(Run.created_at, Run.id) < tuple_(*before))
+    return _standings(session, session.scalars(query).all())
+
+
+def run_health(run: Run, now: datetime) -> Health:
+    """Two clocks: does the supervisor renew its lease, does the trainer move."""
+    if run.state == "recovering":
+        return "degraded"
+    if run.state not in LIVE:
+        return "ok"
+    if run.lease_expires_at is not None and run.lease_expires_at < now:
+        return "unreachable"
+    if run.progress_deadline_at is not None and run.progress_deadline_at < now:
+        return "late"
+    return "degraded" if run.infrastructure_failures else "ok"
+
+
+def _standings(session: Session, runs: Sequence[Run]) -> list[RunStanding]:
+    now = datetime.now(UTC)
+    latest: dict[str, dict[str, float | None]] = defaultdict(dict)
+    for run_id, name, value in session.execute(
+        select(LatestMetric.run_id, MetricDef.name, LatestMetric.value)
+        .join(MetricDef, MetricDef.id == LatestMetric.metric_id)
+        .where(LatestMetric.run_id.in_([run.id for run in runs]))
+    ):
+        latest[run_id][name] = value
+    waiting = _waiting_reasons(session, [run for run in runs if run.state == "queued"], now)
+    return [RunStanding(run, run_health(run, now), waiting.get(run.id), latest[run.id]) for run in runs]
+
+
+def _waiting_reasons(session: Session, queued: Sequence[Run], now: datetime) -> dict[str, str]:
+    if not queued:
+        return {}
+    workers = [standing for standing in list_workers(session) if standing.worker.state == "active"]
+    most_gpus = max((standing.worker.gpus for standing in workers), default=0)
+    reasons = {}
+    for run in queued:
+        if run.not_before is not None and run.not_before > now:
+            seconds = round((run.not_before - now).total_seconds()) + 1
+            reasons[run.id] = f"Waits {seconds} s more before it is tried again."
+        elif not workers:
+            reasons[run.id] = "No worker is connected."
+        elif run.gpus > most_gpus:
+            reasons[run.id] = f"Needs {run.gpus} GPUs; the largest connected worker has {most_gpus}."
+        elif not run.gpus and not any(standing.worker.cpu_slots for standing in workers):
+            reasons[run.id] = "No connected worker takes CPU runs."
+        else:
+            ahead = _num_ahead(session, run)
+            reasons[run.id] = "Next in the queue." if ahead == 0 else f"{ahead} in the queue before it."
+    return reasons
+
+
+def _num_ahead(session: Session, run: Run) -> int:
+    return (
+        session.scalar(
+            select(func.count())
+            .select_from(Run)
+            .where(
+                Run.state == "queued",
+                or_(
+                    Run.priority > run.priority,
+                    and_(Run.priority == run.priority, tuple_(Run.queued_at, Run.id) < tuple_(run.queued_at, run.id)),
+                ),
+            )
+        )
+        or 0
+    )
+
+
+def active_spec(session: Session, run: Run) -> dict[str, object]:
+    """The full effective spec of the run's active segment."""
+    spec = session.scalar(select(Segment.spec).where(Segment.run_id == run.id, Segment.number == run.active_segment))
+    return run.spec if spec is None else spec
+
+
+# What hangs on a run
+
+
+def open_commands(session: Session, run_id: str) -> Sequence[Command]:
+    """Commands without an outcome yet, oldest first."""
+    return session.scalars(
+        select(Command).where(Command.run_id == run_id, Command.finished_at.is_(None)).order_by(Command.created_at)
+    ).all()
+
+
+def find_command(session: Session, run_id: str, command_id: str) -> Command | None:
+    """One command of a run."""
+    return session.scalar(select(Command).where(Command.run_id == run_id, Command.id == command_id))
+
+
+def list_checkpoints(session: Session, run_id: str) -> Sequence[Checkpoint]:
+    """Checkpoints of all segments in the order in which they were made."""
+    return session.scalars(
+        select(Checkpoint)
+        .where(Checkpoint.run_id == run_id)
+        .order_by(Checkpoint.segment, Checkpoint.iteration, Checkpoint.created_at)
+    ).all()
+
+
+def list_samples(
+    session: Session,
+    run_id: str,
+    *,
+    iteration: int | None = None,
+    kind: str | None = None,
+    after: tuple[int, int] | None = None,
+    limit: int,
+) -> Sequence[Sample]:
+    """Kept responses, newest iteration first. `after` is the (iteration, id) of the last one already seen."""
+    query = select(Sample).where(Sample.run_id == run_id).order_by(Sample.iteration.desc(), Sample.id).limit(limit)
+    if iteration is not None:
+        query = query.where(Sample.iteration == iteration)
+    if kind is not None:
+        query = query.where(Sample.kind == kind)
+    if after is not None:
+        query = query.where(or_(Sample.iteration < after[0], and_(Sample.iteration == after[0], Sample.id > after[1])))
+    return session.scalars(query).all()
+
+
+def sample_tokens(session: Session, sample_id: int) -> dict[str, object] | None:
+    """The token record of a kept response."""
+    return session.scalar(select(Sample.tokens).where(Sample.id == sample_id))
+
+
+# Events
+
+
+def events_after(session: Session, run_id: str, after: int, limit: int) -> Sequence[RunEvent]:
+    """A run's events with `seq` above `after`, in order."""
+    return session.scalars(
+        select(RunEvent).where(RunEvent.run_id == run_id, RunEvent.seq > after).order_by(RunEvent.seq).limit(limit)
+    ).all()
+
+
+def event_positions(session: Session, run_ids: Iterable[str]) -> dict[str, int]:
+    """The newest `seq` of each run; runs that do not exist are left out."""
+    rows = session.execute(select(Run.id, Run.event_seq).where(Run.id.in_(list(run_ids))))
+    return dict(rows.tuples().all())
+
+
+# Workers
+
+
+def list_workers(session: Session) -> list[WorkerStanding]:
+    """All workers known, the freshest sign of life first."""
+    busy = (
+        select(WorkerSlot.worker_id, func.count().label("num"))
+        .where(WorkerSlot.run_id.is_not(None))
+        .group_by(WorkerSlot.worker_id)
+        .subquery()
+    )
+    rows = session.execute(
+        select(Worker, func.coalesce(busy.c.num, 0))
+        .outerjoin(busy, busy.c.worker_id == Worker.id)
+        .order_by(Worker.heartbeat_at.desc(), Worker.id)
+    )
+    return [WorkerStanding(worker, num) for worker, num in rows]
