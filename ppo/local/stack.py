@@ -38,7 +38,7 @@ DEFAULT_PORT = 8600
 PORTS_TO_TRY = 100
 READY_DEADLINE_S = 60.0
 WORKER_GRACE_S = 90.0  # its runs write a checkpoint each
-API_GRACE_S = 8.0
+API_GRACE_S = 12.0
 RECONCILER_GRACE_S = 5.0
 
 # Not the current folder: a user's own `api` or `store` there must not take our modules' place.
@@ -152,13 +152,8 @@ class Stack:
         assert self._listener is not None
         listener = self._listener.fileno()
         self.api = Child(
-            "api",
-            [
-                *PYTHON, "uvicorn", "api.main:app", "--fd", str(listener),
-                "--log-level", "info", "--timeout-graceful-shutdown", "3",
-            ],
-            self.home.log("api"), env, pass_fds=[listener],
-        )  # fmt: skip
+            "api", [*PYTHON, "api.main", "--fd", str(listener)], self.home.log("api"), env, pass_fds=[listener]
+        )
         worker = ["celery", "--app", "worker.app", "worker"] if self.redis_url else ["worker.loop"]
         self.worker = Child("worker", [*PYTHON, *worker], self.home.log("worker"), env)
         self.reconciler = Child("reconciler", [*PYTHON, "worker.reconcile"], self.home.log("reconciler"), env)
@@ -279,7 +274,7 @@ class Stack:
 
     def _end_leftovers(self) -> None:
         """End what a killed platform left running on this folder, so that it holds neither port nor socket."""
-        left = self._ours("api.main:app", "worker.reconcile")
+        left = self._ours("api.main", "worker.reconcile")
         for process in left:
             with contextlib.suppress(psutil.Error):
                 process.kill()
