@@ -1,0 +1,47 @@
+"""Leases: who looks after a run, and until when that is believed without a sign of life.
+
+A claim raises `runs.lease_token`; whatever an older token says about state, commands or checkpoints no longer counts.
+All times are the database's own.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from sqlalchemy import func, select, update
+from sqlalchemy.orm import Session
+
+from store.models import Run
+from store.runs import LeaseLost
+from store.states import LIVE
+
+
+def renew(session: Session, run_id: str, token: int, lease_s: float) -> None:
+    """Hold the lease for another `lease_s`. An overdue one that nobody took away is simply held on.
+
+    Raises:
+        LeaseLost: another attempt was made, or the run was declared lost.
+    """
+    statement = (
+        update(Run)
+        .where(Run.id == run_id, Run.lease_token == token, Run.state.in_(LIVE))
+        .values(lease_expires_at=func.clock_timestamp() + timedelta(seconds=lease_s))
+        .returning(Run.id)
+        .execution_options(synchronize_session=False)
+    )
+    if session.scalar(statement) is None:
+        raise LeaseLost(f"run {run_id} is no longer held by lease {token}")
+
+
+def expired(session: Session, lease_s: float) -> list[tuple[str, int]]:
+    """Runs with their tokens whose lease ran out.
+
+    None while Postgres has been up for less than `lease_s`: nobody could renew while it was away, and everybody gets
+    as long as a lease lasts to do so afterwards.
+    """
+    statement = select(Run.id, Run.lease_token).where(
+        Run.state.in_(LIVE),
+        Run.lease_expires_at < func.clock_timestamp(),
+        func.pg_postmaster_start_time() < func.clock_timestamp() - timedelta(seconds=lease_s),
+    )
+    return [(run_id, token) for run_id, token in session.execute(statement.order_by(Run.id))]
