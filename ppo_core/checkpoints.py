@@ -73,8 +73,13 @@ def write_checkpoint(
             tokenizer.save_pretrained(folder / "policy")
             (folder / "state").mkdir()
             name = "rank-0000.safetensors"
-            save_file({key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}, folder / "state" / name)
-            index = {key: {"shape": list(tensor.shape), "slices": [{"file": name, "rows": None}]} for key, tensor in tensors.items()}
+            save_file(
+                {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}, folder / "state" / name
+            )
+            index = {
+                key: {"shape": list(tensor.shape), "slices": [{"file": name, "rows": None}]}
+                for key, tensor in tensors.items()
+            }
             _write_json(folder / "state" / "index.json", {"format": FORMAT, "tensors": index})
             _write_json(
                 folder / "state.json",

@@ -37,7 +37,7 @@ class Control:
         signal.signal(signal.SIGTERM, remember)
 
     def wants_to_end(self) -> str | None:
-        """"stop" or "pause" when one was asked, the more severe of several; None otherwise."""
+        """ "stop" or "pause" when one was asked, the more severe of several; None otherwise."""
         self._look()
         if self._terminated:
             return "stop"
@@ -80,4 +80,3 @@ class Control:
         self._journal.append(
             "ack", self.iteration, {"command": command.id, "kind": command.kind, "status": status, "detail": None}
         )
-

@@ -31,9 +31,7 @@ from ppo_core.spec import SpecFaults, check_files, parse_spec
 LOADING_DEADLINE_S = 1800.0
 
 
-def run_segment(
-    segment: SegmentDir, token: int, attempt: int, change: Callable[[Any], None] | None = None
-) -> ExitCode:
+def run_segment(segment: SegmentDir, token: int, attempt: int, change: Callable[[Any], None] | None = None) -> ExitCode:
     """Run one segment in this process and journal how it ended.
 
     Args:
@@ -85,7 +83,9 @@ def _train(
         change(trainer)
     origin = str(resumed_from) if resumed_from else None
     journal.append(
-        "started", trainer.state.iteration, started_payload(os.getpid(), attempt, token, origin, trainer.state.iteration + 1)
+        "started",
+        trainer.state.iteration,
+        started_payload(os.getpid(), attempt, token, origin, trainer.state.iteration + 1),
     )
     return trainer.train()
 

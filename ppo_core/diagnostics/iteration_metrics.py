@@ -233,4 +233,3 @@ def _mean(values: Tensor) -> float | None:
 
 def _std(values: Tensor) -> float | None:
     return float(masked_std(values, torch.ones_like(values, dtype=torch.bool))) if values.numel() else None
-

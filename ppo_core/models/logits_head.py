@@ -7,7 +7,7 @@ model's own logits when a policy is loaded. It does not know what the states are
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -16,6 +16,9 @@ from torch.utils.checkpoint import checkpoint
 from ppo_core.alignment import gathered_logprobs
 from ppo_core.errors import DataError
 from ppo_core.losses import token_entropies
+
+# "measured": without gradient, so that a metric costs no memory in the update.
+EntropyUse = Literal["none", "measured", "trained"]
 
 # 4,096 positions of a vocabulary of 2,048 are 32 MiB in float32, of 128,000 they are 2 GiB.
 CHUNK_POSITIONS = 4096
@@ -80,7 +83,7 @@ class LogitsHead:
             )
 
     def logprobs(
-        self, states: Tensor, tokens: Tensor, temperature: float, want_entropy: bool
+        self, states: Tensor, tokens: Tensor, temperature: float, entropy: EntropyUse
     ) -> tuple[Tensor, Tensor | None]:
         """Logprobs of `tokens`, and the entropies of the distributions they were drawn from, chunk by chunk.
 
@@ -91,7 +94,7 @@ class LogitsHead:
             states: [N, H], each the state that predicts the token of the same index.
             tokens: [N] int64.
             temperature: the sampling temperature, > 0.
-            want_entropy: also return entropies; else None.
+            entropy: whether to return entropies too, and whether they carry a gradient.
 
         Returns:
             logprobs [N] and entropies [N] or None; float32, nats.
@@ -102,10 +105,11 @@ class LogitsHead:
 
         def one(some: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor | None]:
             logits = self(some)
-            return (
-                gathered_logprobs(logits, wanted, temperature),
-                token_entropies(logits, temperature) if want_entropy else None,
-            )
+            logprobs = gathered_logprobs(logits, wanted, temperature)
+            if entropy == "none":
+                return logprobs, None
+            with torch.set_grad_enabled(torch.is_grad_enabled() and entropy == "trained"):
+                return logprobs, token_entropies(logits, temperature)
 
         parts = [
             checkpoint(one, some, wanted, use_reentrant=False, preserve_rng_state=False)

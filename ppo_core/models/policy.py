@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ppo_core.alignment import next_tokens, on_grid
 from ppo_core.errors import ShapeError
-from ppo_core.models.logits_head import LogitsHead
+from ppo_core.models.logits_head import EntropyUse, LogitsHead
 
 ValueHeadKind = Literal["shared", "shared_detached"]
 
@@ -61,7 +61,7 @@ class PolicyModel(nn.Module):
         mask: Tensor,
         *,
         temperature: float,
-        want_entropy: bool,
+        entropy: EntropyUse,
         detach_trunk: bool = False,
     ) -> PolicyOutput:
         """Logprobs, values and, if wanted, entropies of the tokens in the mask.
@@ -73,7 +73,7 @@ class PolicyModel(nn.Module):
             attention_mask: [B, L], 1 on prompt and response tokens.
             mask: [B, T] bool, True on the tokens that are asked for.
             temperature: the sampling temperature, > 0.
-            want_entropy: also the entropy of each token's distribution.
+            entropy: whether to return each token's entropy too, and whether it carries a gradient.
             detach_trunk: only the value head gets a gradient; the logprobs have none.
 
         Raises:
@@ -81,20 +81,20 @@ class PolicyModel(nn.Module):
         """
         with torch.set_grad_enabled(torch.is_grad_enabled() and not detach_trunk):
             states = predicting_states(self.model, input_ids, attention_mask, mask)
-            logprobs, entropy = self.logits_head.logprobs(
-                states, next_tokens(input_ids)[mask.bool()], temperature, want_entropy
+            logprobs, entropies = self.logits_head.logprobs(
+                states, next_tokens(input_ids)[mask.bool()], temperature, entropy
             )
         values = self.value_head((states.detach() if self.value_head_kind == "shared_detached" else states).float())
         return PolicyOutput(
             logprobs=_on_mask(logprobs, mask),
             values=_on_mask(values.squeeze(-1), mask),
-            entropy=None if entropy is None else _on_mask(entropy, mask),
+            entropy=None if entropies is None else _on_mask(entropies, mask),
         )
 
     def logprobs(self, input_ids: Tensor, attention_mask: Tensor, mask: Tensor, *, temperature: float) -> Tensor:
         """`score`'s logprobs alone: [B, T], 0 where masked."""
         states = predicting_states(self.model, input_ids, attention_mask, mask)
-        found, _ = self.logits_head.logprobs(states, next_tokens(input_ids)[mask.bool()], temperature, False)
+        found, _ = self.logits_head.logprobs(states, next_tokens(input_ids)[mask.bool()], temperature, "none")
         return _on_mask(found, mask)
 
     def save_pretrained(self, folder: Path, tokenizer: Any | None = None) -> None:

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from ppo_core.models.logits_head import EntropyUse
 from ppo_core.models.policy import PolicyModel, PolicyOutput
 from ppo_core.training.microbatches import Microbatch
 
@@ -44,8 +45,8 @@ class TrainEngine(Protocol):
 
     def pass_settings(self) -> PassSettings: ...
 
-    def forward(self, batch: Microbatch, *, want_entropy: bool, detach_trunk: bool = False) -> PolicyOutput:
-        """Logprobs, values and, if wanted, entropies of one microbatch. `detach_trunk`: only the value head learns."""
+    def forward(self, batch: Microbatch, *, entropy: EntropyUse, detach_trunk: bool = False) -> PolicyOutput:
+        """Logprobs, values and, as asked for, entropies of one microbatch. `detach_trunk`: only the value head learns."""
         ...
 
     def backward(self, loss: Tensor) -> None: ...

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ppo_core.errors import CheckpointError
+from ppo_core.models.logits_head import EntropyUse
 from ppo_core.models.policy import PolicyModel, PolicyOutput
 from ppo_core.spec import RunSpec
 from ppo_core.training.engine import PassSettings, StepReport
@@ -53,13 +54,13 @@ class LocalEngine:
             dtype=str(next(self._policy.parameters()).dtype),
         )
 
-    def forward(self, batch: Microbatch, *, want_entropy: bool, detach_trunk: bool = False) -> PolicyOutput:
+    def forward(self, batch: Microbatch, *, entropy: EntropyUse, detach_trunk: bool = False) -> PolicyOutput:
         return self._policy.score(
             batch.input_ids,
             batch.attention_mask,
             batch.mask,
             temperature=self._spec.rollout.temperature,
-            want_entropy=want_entropy,
+            entropy=entropy,
             detach_trunk=detach_trunk,
         )
 
@@ -86,11 +87,8 @@ class LocalEngine:
         tensors = {}
         for name, parameter in self._policy.named_parameters():
             tensors[f"master/{name}"] = parameter.detach()
-            state = self._optimizer.state.get(parameter)
-            for moment in MOMENTS if state else ():
-                tensors[f"{moment}/{name}"] = state[moment]
-            if state:
-                tensors[f"step/{name}"] = state["step"]
+            state = self._optimizer.state.get(parameter, {})
+            tensors.update({f"{key}/{name}": state[key] for key in ("step", *MOMENTS) if key in state})
         return tensors
 
     def load_state(self, tensors: dict[str, Tensor], num_steps: int) -> None:

@@ -31,7 +31,7 @@ def forward_policy(trainer: TrainEngine, rollout: Rollout, spec: RunSpec, check:
     values = torch.zeros_like(logprobs)
     for batch in microbatches(rollout, torch.arange(rollout.num_rows), spec.update.token_budget):
         check()
-        output = trainer.forward(batch, want_entropy=False)
+        output = trainer.forward(batch, entropy="none")
         width = batch.mask.shape[1]
         logprobs[batch.rows, :width] = output.logprobs
         values[batch.rows, :width] = output.values
@@ -44,8 +44,7 @@ def forward_logprobs(reference: PolicyModel, rollout: Rollout, spec: RunSpec, ch
     logprobs = torch.zeros(rollout.response_mask.shape)
     for batch in microbatches(rollout, torch.arange(rollout.num_rows), spec.update.token_budget):
         check()
-        output = reference.score(
-            batch.input_ids, batch.attention_mask, batch.mask, temperature=spec.rollout.temperature, want_entropy=False
+        logprobs[batch.rows, : batch.mask.shape[1]] = reference.logprobs(
+            batch.input_ids, batch.attention_mask, batch.mask, temperature=spec.rollout.temperature
         )
-        logprobs[batch.rows, : batch.mask.shape[1]] = output.logprobs
     return logprobs

@@ -50,7 +50,7 @@ class MinibatchReport:
 
 @dataclass(frozen=True)
 class UpdateReport:
-    """The whole update: its minibatches by epoch, in order. Those without a real token make no step and are only counted."""
+    """The whole update: its minibatches by epoch, in order. Those without a real token are only counted."""
 
     epochs: tuple[tuple[MinibatchReport, ...], ...]
     num_steps: int
@@ -123,7 +123,9 @@ def _backward(
     policy: PolicyStats | None = None
     value: ValueStats | None = None
     for part in microbatches(batch.rollout, rows, update.token_budget):
-        output = trainer.forward(part, want_entropy=update.entropy_coef > 0, detach_trunk=warming_up)
+        output = trainer.forward(
+            part, entropy="trained" if update.entropy_coef > 0 else "measured", detach_trunk=warming_up
+        )
         surrogate, policy_stats = policy_loss(
             output.logprobs,
             part.cut(batch.old.logprobs),
@@ -133,9 +135,15 @@ def _backward(
             num_tokens,
         )
         error, value_stats = value_loss(
-            output.values, part.cut(batch.old.values), part.cut(batch.returns), part.mask, update.value_clip_range, num_tokens
+            output.values,
+            part.cut(batch.old.values),
+            part.cut(batch.returns),
+            part.mask,
+            update.value_clip_range,
+            num_tokens,
         )
-        entropy = masked_sum(output.entropy, part.mask) / num_tokens
+        assert output.entropy is not None  # asked for above
+        entropy = (masked_sum(output.entropy, part.mask) / num_tokens).float()
         loss = update.value_coef * error
         if not warming_up:
             loss = loss + surrogate - update.entropy_coef * entropy
@@ -145,7 +153,8 @@ def _backward(
         total_entropy += float(entropy.detach())
         policy = policy_stats if policy is None else policy + policy_stats
         value = value_stats if value is None else value + value_stats
-    assert policy is not None and value is not None
+    assert policy is not None
+    assert value is not None
     return MinibatchReport(
         total_policy, total_value, total_entropy, policy, value, math.nan, math.nan, False, math.nan, math.nan
     )
@@ -172,9 +181,7 @@ def _norm(parameters: object) -> float:
     return float(torch.nn.utils.get_total_norm(grads)) if grads else 0.0
 
 
-def _check_ratio(
-    report: MinibatchReport, old: PassSettings, new: PassSettings, spec: RunSpec, iteration: int
-) -> None:
+def _check_ratio(report: MinibatchReport, old: PassSettings, new: PassSettings, spec: RunSpec, iteration: int) -> None:
     deviation = float(report.policy.max_ratio_deviation)
     tolerance = spec.update.ratio_tolerance
     changed = [
