@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from starlette.responses import FileResponse, HTMLResponse, Response
-from starlette.routing import Route
+from starlette.routing import Match, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import Receive, Scope, Send
 
@@ -35,8 +35,6 @@ class Pages:
 
     async def _respond(self, scope: Scope) -> Response:
         path = scope["path"].lstrip("/")
-        if path.startswith("v1/") or path == "v1":
-            raise ProblemError(404, "not_found", "There is nothing at this address.")
         index = self._build / "index.html"
         if not index.is_file():
             return HTMLResponse(NOT_BUILT, 503)
@@ -57,9 +55,14 @@ class Pages:
 
 
 class PageRoute(Route):
-    """The route of the pages, after all others; addresses under /v1 keep needing a credential."""
+    """The route of the pages, after all others. It leaves /v1 alone, so addresses there keep needing a credential."""
+
+    least_role: Access = "open"
 
     def __init__(self, build: Path) -> None:
         super().__init__("/{path:path}", Pages(build), methods=["GET"], include_in_schema=False)
 
-    least_role: Access = "open"
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        if f"{scope['path']}/".startswith("/v1/"):
+            return Match.NONE, {}
+        return super().matches(scope)

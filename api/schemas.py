@@ -217,6 +217,7 @@ class SampleTokens(Message):
     values: list[float | None] | None = None
     advantages: list[float | None] | None = None
     returns: list[float | None] | None = None
+    penalized_score: float | None = None
 
 
 class Checkpoint(Message):
