@@ -1,0 +1,187 @@
+"""Epochs and steps on a tiny policy: how many, by what gradient, and when they are refused or skipped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ppo_core.advantages import gae
+from ppo_core.errors import NonFiniteError, RatioError
+from ppo_core.masked import masked_whiten
+from ppo_core.models.policy import PolicyModel
+from ppo_core.rollout.batch import Rollout
+from ppo_core.spec import RunSpec, parse_spec
+from ppo_core.training.local import LocalEngine
+from ppo_core.training.passes import forward_policy
+from ppo_core.training.updates import PPOBatch, run_updates
+from tests.ppo_core.tiny_models import tiny_model
+from tests.ppo_core.training.made_rollouts import made_rollout
+
+PROMPTS, RESPONSES = [3, 1, 2, 4, 2, 3, 1, 2], [5, 7, 0, 2, 8, 1, 4, 6]
+
+
+def made_spec(**update: Any) -> RunSpec:
+    return parse_spec(
+        {
+            "name": "toy",
+            "policy": {"model": "unused"},
+            "data": {"prompts": "unused"},
+            "rollout": {"batch_size": 8},
+            "reward": {"sources": [{"kind": "python", "name": "unused"}]},
+            "update": {"learning_rate": 3e-3, "minibatches": 2, **update},
+        }
+    )
+
+
+def made_engine(spec: RunSpec) -> LocalEngine:
+    policy = PolicyModel(tiny_model("llama"), "shared").eval()
+    nn.init.normal_(policy.value_head.weight, std=0.1, generator=torch.Generator().manual_seed(3))
+    return LocalEngine(policy, spec)
+
+
+def made_batch(engine: LocalEngine, spec: RunSpec, rollout: Rollout | None = None) -> PPOBatch:
+    rollout = rollout or made_rollout(PROMPTS, RESPONSES)
+    old = forward_policy(engine, rollout, spec, lambda: None)
+    rewards = torch.randn(rollout.response_mask.shape, generator=torch.Generator().manual_seed(5))
+    advantages, returns = gae(rewards, old.values, rollout.response_mask)
+    return PPOBatch(rollout, old, masked_whiten(advantages, rollout.response_mask), returns)
+
+
+def weights(engine: LocalEngine) -> Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in engine.policy.parameters()])
+
+
+def trained(**update: Any) -> Tensor:
+    spec = made_spec(**update)
+    engine = made_engine(spec)
+    run_updates(engine, made_batch(engine, spec), spec, iteration=1)
+    return weights(engine)
+
+
+def test_there_are_epochs_times_minibatches_steps() -> None:
+    spec = made_spec(epochs=3, minibatches=4)
+    engine = made_engine(spec)
+    report = run_updates(engine, made_batch(engine, spec), spec, iteration=1)
+    assert [len(epoch) for epoch in report.epochs] == [4, 4, 4]
+    assert report.num_steps == engine.num_steps == 12
+
+
+def test_the_first_minibatch_has_ratio_one() -> None:
+    spec = made_spec()
+    engine = made_engine(spec)
+    report = run_updates(engine, made_batch(engine, spec), spec, iteration=1)
+    assert float(report.minibatches[0].policy.max_ratio_deviation) < 1e-4
+    assert float(report.minibatches[-1].policy.max_ratio_deviation) > 1e-3
+
+
+@pytest.mark.parametrize("entropy_coef", [0.0, 0.01])
+def test_the_token_budget_does_not_change_what_is_learned(entropy_coef: float) -> None:
+    """1 x 8 = 2 x 4 = 8 x 1 microbatches, uneven lengths, one empty row (T27)."""
+    start = weights(made_engine(made_spec()))
+    whole = trained(token_budget=4096, entropy_coef=entropy_coef)
+    assert float((whole - start).abs().max()) >= 1e-3
+    for budget in (24, 1):
+        other = trained(token_budget=budget, entropy_coef=entropy_coef)
+        gap = (other - whole).abs() / torch.maximum(torch.ones_like(whole), whole.abs())
+        assert float(gap.max()) <= 5e-6
+
+
+def test_an_epoch_breaks_at_the_target_kl() -> None:
+    spec = made_spec(epochs=4, learning_rate=0.02, target_kl=1e-3)
+    engine = made_engine(spec)
+    report = run_updates(engine, made_batch(engine, spec), spec, iteration=1)
+    assert report.stopped_at_target_kl
+    assert report.num_steps < 8
+
+
+def test_a_minibatch_without_a_token_is_counted_and_makes_no_step() -> None:
+    spec = made_spec(epochs=1, minibatches=4)
+    engine = made_engine(spec)
+    batch = made_batch(engine, spec, made_rollout([2, 2, 2, 2], [0, 0, 3, 4]))
+    report = run_updates(engine, batch, spec, iteration=1)
+    assert (report.num_steps, report.num_empty, report.num_skipped) == (2, 2, 0)
+
+
+def test_a_non_finite_gradient_is_skipped_and_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """T21: step 3 only, then from step 5 on always."""
+    spec = made_spec(epochs=2, minibatches=4, max_skipped_steps=2)
+    engine = made_engine(spec)
+    batch = made_batch(engine, spec)
+    calls = 0
+    backward: Callable[[Tensor], None] = engine.backward
+
+    def poisoned(loss: Tensor) -> None:
+        nonlocal calls
+        calls += 1
+        backward(loss * float("nan") if calls == 3 or calls >= 5 else loss)
+
+    monkeypatch.setattr(engine, "backward", poisoned)
+    with pytest.raises(NonFiniteError, match="in 2 optimizer steps in a row"):
+        run_updates(engine, batch, spec, iteration=7)
+    assert engine.num_steps == 3
+    assert bool(torch.isfinite(weights(engine)).all())
+
+
+def _dropout(engine: LocalEngine) -> None:
+    policy = engine.policy
+    policy.model.config.attention_dropout = 0.1
+    for module in policy.modules():
+        if hasattr(module, "attention_dropout"):
+            module.attention_dropout = 0.1
+    policy.train()
+
+
+def _other_kernel(engine: LocalEngine) -> None:
+    engine.policy.model.set_attn_implementation("eager")
+
+
+def _shifted_positions(engine: LocalEngine) -> None:
+    trunk = engine.policy.model.base_model
+    forward = trunk.forward
+
+    def shifted(*args: Any, position_ids: Tensor, **kwargs: Any) -> Any:
+        return forward(*args, position_ids=position_ids + torch.arange(position_ids.shape[1]) // 3, **kwargs)
+
+    trunk.forward = shifted
+
+
+@pytest.mark.parametrize("fault", [_dropout, _other_kernel, _shifted_positions])
+def test_a_pass_that_differs_from_the_old_one_is_refused_before_any_step(fault: Callable[[LocalEngine], None]) -> None:
+    spec = made_spec()
+    engine = made_engine(spec)
+    batch = made_batch(engine, spec)
+    before = weights(engine)
+    fault(engine)
+    with pytest.raises(RatioError, match=r"iteration 3: before any update max \|ratio - 1\| is [\d.e-]+, expected 1"):
+        run_updates(engine, batch, spec, iteration=3)
+    assert engine.num_steps == 0
+    assert torch.equal(weights(engine), before)
+
+
+def test_in_critic_warm_up_only_the_value_head_learns() -> None:
+    spec = made_spec(critic_warmup_iterations=2)
+    engine = made_engine(spec)
+    trunk = [parameter.detach().clone() for parameter in engine.policy.model.parameters()]
+    head = engine.policy.value_head.weight.detach().clone()
+    run_updates(engine, made_batch(engine, spec), spec, iteration=2)
+    assert all(torch.equal(a, b) for a, b in zip(trunk, engine.policy.model.parameters(), strict=True))
+    assert not torch.equal(head, engine.policy.value_head.weight)
+    run_updates(engine, made_batch(engine, spec), spec, iteration=3)
+    assert any(not torch.equal(a, b) for a, b in zip(trunk, engine.policy.model.parameters(), strict=True))
+
+
+def test_state_goes_out_and_comes_back_bit_for_bit() -> None:
+    spec = made_spec()
+    first = made_engine(spec)
+    batch = made_batch(first, spec)
+    run_updates(first, batch, spec, iteration=1)
+    state = {name: tensor.clone() for name, tensor in first.export_state().items()}
+    second = made_engine(spec)
+    second.load_state(state, first.num_steps)
+    for engine in (first, second):
+        run_updates(engine, made_batch(engine, spec), spec, iteration=2)
+    assert torch.equal(weights(first), weights(second))
