@@ -1,0 +1,339 @@
+"""The typed Python client of a platform.
+
+    with ppo.Client() as client:
+        run = client.submit(Path("spec.yaml").read_text())
+        for event in client.follow(run["id"]):
+            print(event["type"], event["payload"])
+
+Answers are dictionaries as the service sends them (see `ppo.wire`); whatever is no success is an exception that
+carries the service's own words. It knows REST only: no database, no files of a run.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Literal, Self, cast
+from urllib.parse import quote
+from uuid import uuid4
+
+import httpx
+
+from ppo.access import find_access
+from ppo.wire import (
+    TERMINAL,
+    Axis,
+    Checkpoint,
+    Command,
+    DryRun,
+    Event,
+    EventPage,
+    FaultMessage,
+    LatestMetrics,
+    LogText,
+    Me,
+    MetricQuery,
+    Preset,
+    Run,
+    RunDetail,
+    Sample,
+    SampleTokens,
+    Worker,
+)
+
+TIMEOUT_S = 30.0
+LONGEST_POLL_S = 25.0
+PAGE = 200
+RETRY_WAITS_S = (0.5, 1.0, 2.0)
+PATIENCE_S = 120.0  # How long `follow` and `wait` sit out a service that cannot be reached.
+_COMES_AND_GOES = frozenset({502, 503, 504})
+
+
+class ClientError(Exception):
+    """Base of what a `Client` raises."""
+
+
+class UnreachableError(ClientError):
+    """No answer from the platform: it is not running, or not at this address."""
+
+
+class RequestError(ClientError):
+    """The platform refused or failed; the attributes are those of its problem (RFC 9457)."""
+
+    def __init__(self, status: int, problem: Mapping[str, Any]) -> None:
+        self.status = status
+        self.code = str(problem.get("code", f"http_{status}"))
+        self.detail = str(problem.get("detail", f"HTTP status {status}"))
+        self.errors: list[FaultMessage] = list(problem.get("errors", ()))
+        self.allowed: list[str] | None = problem.get("allowed")
+        self.request_id = problem.get("request_id")
+        lines = [self.detail, *(f"{error['pointer'] or '/'}: {error['message']}" for error in self.errors)]
+        super().__init__("\n".join(lines))
+
+
+class AccessError(RequestError):
+    """The key is missing, unknown, expired, or its role is too low."""
+
+
+class NotFoundError(RequestError):
+    """There is no such thing."""
+
+
+class WaitTimeoutError(ClientError):
+    """The run had not ended in time. It goes on."""
+
+
+class Client:
+    """One platform. `url` and `key` come from the environment or from a local platform's file when not given."""
+
+    def __init__(self, url: str | None = None, key: str | None = None, *, timeout_s: float = TIMEOUT_S) -> None:
+        if url is None or key is None:
+            access = find_access()
+            url, key = url or access.url, key or access.key
+        self._http = httpx.Client(
+            base_url=url,
+            headers={"Authorization": f"Bearer {key}", "Accept": "application/json"},
+            timeout=timeout_s,
+            # A proxy of the environment would see the key, and cannot reach a platform on this machine.
+            trust_env=False,
+        )
+
+    def close(self) -> None:
+        self._http.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # Runs
+
+    def submit(self, spec: str | Mapping[str, Any], *, idempotency_key: str | None = None) -> Run:
+        """Queue a run of `spec` (YAML text or a mapping). With a key of one's own, repeating it makes no second run."""
+        headers = {"Idempotency-Key": idempotency_key or uuid4().hex}
+        return cast(Run, self._repeat("POST", "/v1/runs", json=_spec_body(spec), headers=headers))
+
+    def dry_run(self, spec: str | Mapping[str, Any]) -> DryRun:
+        """What a spec would do; nothing is queued."""
+        return cast(DryRun, self._repeat("POST", "/v1/runs", json=_spec_body(spec), params={"dry_run": "true"}))
+
+    def runs(self, *, states: Sequence[str] = ()) -> Iterator[Run]:
+        """Runs, newest first, all pages."""
+        return cast(Iterator[Run], self._pages("/v1/runs", {"state": list(states)}))
+
+    def run(self, run_id: str) -> RunDetail:
+        """A run as it stands, with its full spec."""
+        return cast(RunDetail, self._get(f"/v1/runs/{_part(run_id)}"))
+
+    def stop(self, run_id: str) -> Command:
+        """Ask a run to stop with a checkpoint."""
+        return cast(Command, self._once("POST", f"/v1/runs/{_part(run_id)}/stop"))
+
+    def command(self, run_id: str, command_id: str) -> Command:
+        """What became of a command."""
+        return cast(Command, self._get(f"/v1/runs/{_part(run_id)}/commands/{_part(command_id)}"))
+
+    # What a run leaves
+
+    def metrics(self, run_id: str) -> LatestMetrics:
+        """The newest value of each metric."""
+        return cast(LatestMetrics, self._get(f"/v1/runs/{_part(run_id)}/metrics"))
+
+    def query(
+        self,
+        runs: Sequence[str],
+        names: Sequence[str],
+        *,
+        x: Axis = "iteration",
+        start: float | None = None,
+        end: float | None = None,
+        max_points: int = 500,
+        segments: Literal["active", "all"] = "active",
+    ) -> MetricQuery:
+        """Series of metrics in columns, thinned to `max_points` with their extremes kept."""
+        params = {
+            "runs": ",".join(runs),
+            "names": ",".join(names),
+            "x": x,
+            "from": start,
+            "to": end,
+            "max_points": max_points,
+            "segments": segments,
+        }
+        return cast(MetricQuery, self._get("/v1/metrics/query", params))
+
+    def samples(
+        self, run_id: str, *, iteration: int | None = None, kind: Literal["train", "held_out"] | None = None
+    ) -> Iterator[Sample]:
+        """Kept responses, newest iteration first, all pages."""
+        found = self._pages(f"/v1/runs/{_part(run_id)}/samples", {"iteration": iteration, "kind": kind})
+        return cast(Iterator[Sample], found)
+
+    def sample_tokens(self, sample_id: int) -> SampleTokens:
+        """Every token of a kept response, with what was recorded of it."""
+        return cast(SampleTokens, self._get(f"/v1/samples/{sample_id}/tokens"))
+
+    def checkpoints(self, run_id: str) -> list[Checkpoint]:
+        """All checkpoints of a run, oldest first."""
+        return cast(list[Checkpoint], self._get(f"/v1/runs/{_part(run_id)}/checkpoints")["items"])
+
+    def logs(
+        self, run_id: str, *, attempt: int | None = None, rank: int = 0, offset: int = 0, limit: int = 65536
+    ) -> LogText:
+        """A piece of a log by byte position; a negative offset counts from the end."""
+        params = {"attempt": attempt, "rank": rank, "offset": offset, "limit": limit}
+        return cast(LogText, self._get(f"/v1/runs/{_part(run_id)}/logs", params))
+
+    # What happens
+
+    def events(self, run_id: str, *, after: int = 0, wait_s: float = 0, limit: int = PAGE) -> EventPage:
+        """Events after a sequence number; with `wait_s` an empty answer is held back until something happens."""
+        params = {"after": after, "wait": wait_s, "limit": limit}
+        return cast(EventPage, self._get(f"/v1/runs/{_part(run_id)}/events", params))
+
+    def follow(self, run_id: str, *, after: int = 0, patience_s: float = PATIENCE_S) -> Iterator[Event]:
+        """A run's events in order, each once, until the run ends; a service that restarts meanwhile is waited for.
+
+        Raises:
+            UnreachableError: the platform did not answer for `patience_s`.
+        """
+        given_up_at: float | None = None
+        while True:
+            try:
+                page = self.events(run_id, after=after, wait_s=LONGEST_POLL_S)
+                if not page["items"] and self._has_ended(run_id, after):
+                    return
+            except (UnreachableError, RequestError) as error:
+                if isinstance(error, RequestError) and error.status not in _COMES_AND_GOES:
+                    raise
+                given_up_at = given_up_at or time.monotonic() + patience_s
+                if time.monotonic() >= given_up_at:
+                    raise
+                time.sleep(min(1.0, patience_s))
+                continue
+            given_up_at = None
+            for event in page["items"]:
+                after = event["seq"]
+                yield event
+            if page["items"] and _ends(page["items"][-1]) and self._has_ended(run_id, after):
+                return
+
+    def wait(self, run_id: str, *, timeout_s: float | None = None) -> RunDetail:
+        """The run once it has ended.
+
+        Raises:
+            WaitTimeoutError: it had not after `timeout_s`; it goes on.
+            UnreachableError: the platform did not answer for a long time.
+        """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        unreachable_since: float | None = None
+        while True:
+            try:
+                run = self.run(run_id)
+                if run["state"] in TERMINAL:
+                    return run
+                left = LONGEST_POLL_S if deadline is None else deadline - time.monotonic()
+                if left <= 0:
+                    raise WaitTimeoutError(f"run {run_id} is {run['state']} after {timeout_s:g} s; it goes on")
+                self.events(run_id, after=run["event_seq"], wait_s=min(left, LONGEST_POLL_S), limit=1)
+                unreachable_since = None
+            except UnreachableError:
+                unreachable_since = unreachable_since or time.monotonic()
+                if time.monotonic() - unreachable_since > PATIENCE_S or (deadline and time.monotonic() > deadline):
+                    raise
+                time.sleep(1.0)
+
+    def _has_ended(self, run_id: str, after: int) -> bool:
+        run = self.run(run_id)
+        return run["state"] in TERMINAL and run["event_seq"] <= after
+
+    # The platform
+
+    def workers(self) -> list[Worker]:
+        """All workers known."""
+        return cast(list[Worker], self._get("/v1/workers")["items"])
+
+    def presets(self) -> list[Preset]:
+        """Specs to begin with."""
+        return cast(list[Preset], self._get("/v1/spec/presets")["items"])
+
+    def spec_schema(self) -> dict[str, Any]:
+        """JSON schema of a run spec."""
+        return cast(dict[str, Any], self._get("/v1/spec/schema"))
+
+    def registry(self) -> list[dict[str, Any]]:
+        """Every metric's definition."""
+        return cast(list[dict[str, Any]], self._get("/v1/metrics/registry")["items"])
+
+    def me(self) -> Me:
+        """Whom the platform takes this client for."""
+        return cast(Me, self._get("/v1/me"))
+
+    # Requests
+
+    def _get(self, path: str, params: Mapping[str, Any] | None = None) -> Any:
+        return self._repeat("GET", path, params={k: v for k, v in (params or {}).items() if v is not None})
+
+    def _pages(self, path: str, params: Mapping[str, Any]) -> Iterator[Any]:
+        """The items of a list that comes in pages."""
+        cursor: str | None = None
+        while True:
+            page = self._get(path, {**params, "cursor": cursor, "limit": PAGE})
+            yield from page["items"]
+            cursor = page["next"]
+            if cursor is None:
+                return
+
+    def _repeat(self, method: str, path: str, **request: Any) -> Any:
+        """A request that may be sent again: one that changes nothing, or carries an Idempotency-Key."""
+        for wait_s in RETRY_WAITS_S:
+            try:
+                return self._once(method, path, **request)
+            except RequestError as error:
+                if error.status not in _COMES_AND_GOES:
+                    raise
+            except UnreachableError:
+                pass
+            time.sleep(wait_s)
+        return self._once(method, path, **request)
+
+    def _once(self, method: str, path: str, **request: Any) -> Any:
+        wait_s = float(request.get("params", {}).get("wait", 0) or 0)
+        timeout = httpx.Timeout(self._http.timeout)
+        timeout.read = (timeout.read or TIMEOUT_S) + wait_s
+        try:
+            answer = self._http.request(method, path, timeout=timeout, **request)
+        except httpx.TransportError as error:
+            place = str(self._http.base_url).rstrip("/")
+            raise UnreachableError(f"no answer from {place}: {error or type(error).__name__}") from error
+        if answer.is_success:
+            return answer.json() if answer.content else None
+        raise _refusal(answer)
+
+
+def _refusal(answer: httpx.Response) -> RequestError:
+    try:
+        problem = answer.json()
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        problem = {}
+    fields = problem if isinstance(problem, dict) else {}
+    kinds: dict[int, type[RequestError]] = {401: AccessError, 403: AccessError, 404: NotFoundError}
+    return kinds.get(answer.status_code, RequestError)(answer.status_code, fields)
+
+
+def _spec_body(spec: str | Mapping[str, Any]) -> dict[str, Any]:
+    return {"spec_yaml": spec} if isinstance(spec, str) else {"spec": dict(spec)}
+
+
+def _ends(event: Event) -> bool:
+    return event["type"] == "command" or (event["type"] == "state" and event["payload"].get("to") in TERMINAL)
+
+
+def _part(name: str) -> str:
+    """One part of an address, whatever is in it."""
+    return quote(name, safe="")

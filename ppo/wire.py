@@ -1,0 +1,195 @@
+"""What the service sends, as typed dictionaries. A test compares them with the OpenAPI description.
+
+Times are RFC 3339 texts in UTC. Only null means undefined; NaN and the infinities travel as null, and `nonfinite`
+beside them says so.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypedDict
+
+State = Literal[
+    "queued", "starting", "running", "pausing", "paused", "stopping", "killing", "stopped", "cancelled",
+    "recovering", "failed", "succeeded",
+]  # fmt: skip
+TERMINAL: frozenset[str] = frozenset({"stopped", "cancelled", "failed", "succeeded"})
+Role = Literal["viewer", "operator", "admin"]
+Axis = Literal["iteration", "time", "tokens"]
+
+
+class Command(TypedDict):
+    id: str
+    run_id: str
+    kind: str
+    status: Literal["pending", "delivered", "acked", "done", "failed", "superseded", "timed_out"]
+    detail: str | None
+    requested_by: str | None
+    created_at: str
+    deadline_at: str
+    delivered_at: str | None
+    acked_at: str | None
+    finished_at: str | None
+
+
+class Run(TypedDict):
+    id: str
+    name: str
+    state: State
+    health: Literal["ok", "late", "unreachable", "degraded"]
+    phase: str | None
+    reason_code: str | None
+    reason_detail: str | None
+    hint: str | None
+    iteration: int
+    num_iterations: int
+    active_segment: int
+    priority: int
+    gpus: int
+    created_by: str | None
+    created_at: str
+    queued_at: str
+    started_at: str | None
+    ended_at: str | None
+    attempt: int
+    version: int
+    event_seq: int
+    waiting_reason: str | None
+    has_judge: bool
+    latest: dict[str, float | None]
+
+
+class RunDetail(Run):
+    spec: dict[str, Any]
+    spec_yaml: str
+    open_commands: list[Command]
+
+
+class DryRun(TypedDict):
+    spec: dict[str, Any]
+    spec_yaml: str
+    warnings: list[str]
+    estimate: dict[str, Any]
+    meaning: list[str]
+
+
+class LatestMetric(TypedDict):
+    name: str
+    value: float | None
+    nonfinite: Literal["NaN", "Infinity", "-Infinity"] | None
+    iteration: int
+    segment: int
+
+
+class LatestMetrics(TypedDict):
+    cursor: int
+    latest: list[LatestMetric]
+
+
+class Series(TypedDict):
+    run: str
+    name: str
+    segment: int
+    active: bool
+    bucket: int
+    x: list[float]
+    y: list[float | None]
+    min: list[float | None]
+    max: list[float | None]
+    nonfinite: list[int]
+
+
+class MetricQuery(TypedDict):
+    series: list[Series]
+    cursors: dict[str, int]
+
+
+class Sample(TypedDict):
+    id: int
+    segment: int
+    iteration: int
+    kind: Literal["train", "held_out"]
+    index: int
+    prompt: str
+    response: str
+    score: float | None
+    length: int
+    finish_reason: str
+
+
+class SampleTokens(TypedDict):
+    ids: list[int]
+    texts: list[str]
+    logprobs: list[float | None] | None
+    ref_logprobs: list[float | None] | None
+    kl: list[float | None] | None
+    rewards: list[float | None] | None
+    values: list[float | None] | None
+    advantages: list[float | None] | None
+    returns: list[float | None] | None
+    penalized_score: float | None
+
+
+class Checkpoint(TypedDict):
+    id: str
+    segment: int
+    iteration: int
+    path: str
+    bytes: int
+    manifest_sha256: str
+    reason: str
+    status: Literal["good", "damaged", "removed"]
+    judge_score: float | None
+    pinned: bool
+    label: str | None
+    created_at: str
+
+
+class Event(TypedDict):
+    seq: int
+    segment: int
+    type: str
+    iteration: int | None
+    time: str
+    actor: str | None
+    payload: dict[str, Any]
+
+
+class EventPage(TypedDict):
+    items: list[Event]
+    cursor: int
+
+
+class LogText(TypedDict):
+    text: str
+    offset: int
+    next_offset: int
+    size: int
+
+
+class Preset(TypedDict):
+    name: str
+    title: str
+    description: str
+    spec_yaml: str
+
+
+class Worker(TypedDict):
+    id: str
+    host: str
+    state: Literal["active", "draining", "gone"]
+    cpu_slots: int
+    gpus: int
+    busy_slots: int
+    heartbeat_at: str
+    version: str
+
+
+class Me(TypedDict):
+    role: Role
+    name: str
+    csrf_token: str | None
+
+
+class FaultMessage(TypedDict):
+    pointer: str
+    message: str
