@@ -1,0 +1,138 @@
+/**
+ * One run as its page shows it: how it stands, its commands and checkpoints. State and charts are loaded first and both
+ * say up to which event they are; the stream goes on from the earlier one, and each takes only what it has not seen.
+ */
+
+import { ChartStore } from "../../charts/chart_store.svelte";
+import { asProblem } from "../../api/client";
+import { latestMetrics, listCheckpoints, readRun } from "../../api/endpoints";
+import type { Checkpoint, Command, LatestMetric, Problem, RunDetail, StreamEvent } from "../../api/types";
+import { live, type Following } from "../../live/live.svelte";
+import { hasEnded } from "../../run_states";
+
+const REFRESH_MS = 4_000; // Phase and health change without an event.
+
+export class RunStore {
+  run = $state.raw<RunDetail | null>(null);
+  problem = $state.raw<Problem | null>(null);
+  checkpoints = $state.raw<Checkpoint[]>([]);
+  commands = $state.raw<Command[]>([]);
+  latest = $state.raw<Map<string, LatestMetric>>(new Map());
+  /** The newest iteration with kept samples that the page has heard of. */
+  samplesAt = $state<number | null>(null);
+  /** Rises with every event, for parts that read the history themselves. */
+  seq = $state(0);
+  readonly charts: ChartStore;
+  #following: Following;
+  #timer: ReturnType<typeof setInterval>;
+  #soon: ReturnType<typeof setTimeout> | null = null;
+  #closed = false;
+
+  constructor(readonly id: string) {
+    this.charts = new ChartStore(id);
+    this.#following = live.follow({ event: (event) => this.#apply(event), resync: () => void this.load() });
+    this.#timer = setInterval(() => {
+      if (!document.hidden && this.run && !hasEnded(this.run.state)) void this.refresh();
+    }, REFRESH_MS);
+    void this.load();
+  }
+
+  close(): void {
+    this.#closed = true;
+    this.#following.stop();
+    clearInterval(this.#timer);
+    if (this.#soon) clearTimeout(this.#soon);
+  }
+
+  async load(): Promise<void> {
+    try {
+      const [run, checkpoints, metrics] = await Promise.all([
+        readRun(this.id), listCheckpoints(this.id), latestMetrics(this.id), this.charts.load(),
+      ]);
+      if (this.#closed) return;
+      this.run = run;
+      this.seq = run.event_seq;
+      this.commands = run.open_commands;
+      this.checkpoints = checkpoints.items;
+      this.latest = new Map(metrics.latest.map((metric) => [metric.name, metric]));
+      this.problem = null;
+      this.#following.from({ [this.id]: Math.min(run.event_seq, this.charts.cursor) });
+    } catch (error) {
+      this.problem = asProblem(error);
+    }
+  }
+
+  /** Read how the run stands; an answer older than what the stream told already is dropped. */
+  async refresh(): Promise<void> {
+    try {
+      const run = await readRun(this.id);
+      if (this.#closed || run.event_seq < this.seq) return;
+      this.run = run;
+      this.commands = merged(this.commands, run.open_commands);
+    } catch {
+      // The bar at the top says that the connection is away; the next turn tries again.
+    }
+  }
+
+  addCommand(command: Command): void {
+    this.commands = merged(this.commands, [command]);
+    this.#refreshSoon();
+  }
+
+  #apply(event: StreamEvent): void {
+    this.charts.apply(event);
+    if (event.seq <= this.seq || !this.run) return;
+    this.seq = event.seq;
+    const payload = event.payload;
+    if (event.type === "metrics") this.#metrics(event);
+    else if (event.type === "samples") this.samplesAt = event.iteration;
+    else if (event.type === "command") this.commands = merged(this.commands, [payload as unknown as Command]);
+    else if (event.type === "checkpoint") void this.#readCheckpoints();
+    else if (event.type === "state") {
+      this.run = { ...this.run, state: payload.to as RunDetail["state"] };
+    }
+    if (event.type !== "metrics" && event.type !== "samples") this.#refreshSoon();
+  }
+
+  #metrics(event: StreamEvent): void {
+    const { nonfinite, ...values } = event.payload;
+    const marked = (nonfinite ?? {}) as Record<string, string>;
+    const latest = new Map(this.latest);
+    for (const [name, value] of Object.entries(values)) {
+      latest.set(name, {
+        name,
+        value: typeof value === "number" ? value : null,
+        nonfinite: (marked[name] ?? null) as LatestMetric["nonfinite"],
+        iteration: event.iteration ?? 0,
+        segment: event.segment,
+      });
+    }
+    this.latest = latest;
+    if (this.run) this.run = { ...this.run, iteration: Math.max(this.run.iteration, event.iteration ?? 0) };
+  }
+
+  async #readCheckpoints(): Promise<void> {
+    try {
+      this.checkpoints = (await listCheckpoints(this.id)).items;
+    } catch {
+      // Read again with the next one.
+    }
+  }
+
+  #refreshSoon(): void {
+    this.#soon ??= setTimeout(() => {
+      this.#soon = null;
+      void this.refresh();
+    }, 100);
+  }
+}
+
+/** Commands by id, the newer word about each. */
+function merged(known: Command[], told: Command[]): Command[] {
+  const all = new Map(known.map((command) => [command.id, command]));
+  for (const command of told) {
+    const before = all.get(command.id);
+    if (!before?.finished_at || command.finished_at) all.set(command.id, command);
+  }
+  return [...all.values()].sort((a, b) => b.created_at.localeCompare(a.created_at));
+}
