@@ -20,7 +20,7 @@ from ppo_core.spec.files import read_prompt
 
 @dataclass(frozen=True)
 class PromptBatch:
-    """Prompts in order: their ids, their texts, and which of their source's prompts they are."""
+    """Prompts in order: their ids, their texts, and their numbers in their file, from 0, empty lines not counted."""
 
     prompt_ids: list[list[int]]
     texts: list[str]
@@ -60,21 +60,26 @@ class PromptSource:
                 f"{min_prompts} are needed",
                 hint="Add prompts, raise data.max_prompt_tokens or lower the batch size.",
             )
-        self._texts = [texts[index] for index in usable]
-        self._ids = [ids[index] for index in usable]
-        self._order = lru_cache(maxsize=2)(lambda epoch: _permutation(len(usable), seed, epoch))
+        self._texts, self._ids, self._usable, self._seed = texts, ids, usable, seed
+        self._order = lru_cache(maxsize=2)(self._order_of)
 
     def __len__(self) -> int:
-        return len(self._texts)
+        return len(self._usable)
+
+    def num_filtered(self, cursor: int) -> int:
+        """Too long prompts that were passed over before the prompt at the cursor: used + filtered = consumed."""
+        epoch, offset = divmod(cursor, len(self))
+        _, places = self._order(epoch)
+        return epoch * self.num_dropped + (places[offset - 1] + 1 - offset if offset else 0)
 
     def take(self, cursor: int, num_prompts: int) -> PromptBatch:
         """The `num_prompts` prompts after the first `cursor`; a batch may run over the end of an epoch."""
         places = [divmod(place, len(self)) for place in range(cursor, cursor + num_prompts)]
-        return self._batch([self._order(epoch)[offset] for epoch, offset in places])
+        return self._batch([self._order(epoch)[0][offset] for epoch, offset in places])
 
     def first(self, num_prompts: int) -> PromptBatch:
         """The first prompts in the file's order, all of them if there are fewer."""
-        return self._batch(list(range(min(num_prompts, len(self)))))
+        return self._batch(self._usable[:num_prompts])
 
     def _batch(self, indices: list[int]) -> PromptBatch:
         return PromptBatch(
@@ -82,6 +87,13 @@ class PromptSource:
             texts=[self._texts[index] for index in indices],
             indices=indices,
         )
+
+    def _order_of(self, epoch: int) -> tuple[list[int], list[int]]:
+        """One epoch's usable prompts in order, and each one's place among all prompts, the too long ones included."""
+        usable = set(self._usable)
+        everything = torch.randperm(len(self._texts), generator=generator(self._seed, "prompts", epoch)).tolist()
+        placed = [(index, place) for place, index in enumerate(everything) if index in usable]
+        return [index for index, _ in placed], [place for _, place in placed]
 
 
 def prompt_tokens(tokenizer: Any, texts: list[str]) -> list[list[int]]:
@@ -99,11 +111,6 @@ def prompt_tokens(tokenizer: Any, texts: list[str]) -> list[list[int]]:
         texts, add_special_tokens=False, split_special_tokens=True, return_attention_mask=False
     )["input_ids"]
     return rows if bos is None else [[tokenizer.bos_token_id, *row] for row in rows]
-
-
-def _permutation(num_prompts: int, seed: int, epoch: int) -> list[int]:
-    order: list[int] = torch.randperm(num_prompts, generator=generator(seed, "prompts", epoch)).tolist()
-    return order
 
 
 def _read(path: Path) -> list[str]:

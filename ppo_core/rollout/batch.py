@@ -27,6 +27,7 @@ class Rollout:
     response_start: Tensor  #: [B] int64, column of the first response token
     response_length: Tensor  #: [B] int64, 0 is legal
     response_mask: Tensor  #: [B, L - 1] bool, on the shifted grid
+    engine_logprobs: Tensor  #: [B, L - 1] float32, the engine's own, nats; 0 where masked. Measured, never trained on
     truncated: Tensor  #: [B] bool, cut off at the length limit: its end-of-text is missing
     finish_reasons: tuple[FinishReason, ...]
     prompt_indices: tuple[int, ...]  #: which prompts of their source
@@ -42,6 +43,11 @@ class Rollout:
     def lengths(self) -> Tensor:
         """[B] int64: tokens of each row, prompt and response."""
         return self.response_start + self.response_length
+
+    @property
+    def num_empty(self) -> int:
+        """Responses without a token."""
+        return int((self.response_length == 0).sum())
 
     def response_ids(self, row: int) -> list[int]:
         """The generated ids of one row."""
@@ -59,6 +65,7 @@ class Rollout:
             response_start=self.response_start[rows],
             response_length=self.response_length[rows],
             response_mask=self.response_mask[rows],
+            engine_logprobs=self.engine_logprobs[rows],
             truncated=self.truncated[rows],
             finish_reasons=tuple(self.finish_reasons[row] for row in chosen),
             prompt_indices=tuple(self.prompt_indices[row] for row in chosen),
@@ -84,7 +91,7 @@ def assemble(
         policy_version: of the engine at generation.
 
     Raises:
-        RolloutError: not one response a prompt, or a finish reason that is none.
+        RolloutError: not one response a prompt, not one logprob a token, or a finish reason that is none.
         AlignmentError: a row's mask does not hold as many tokens as were generated.
     """
     if len(responses) != len(prompts.prompt_ids):
@@ -92,6 +99,8 @@ def assemble(
     for row, response in enumerate(responses):
         if response.finish_reason not in ("stop", "length"):
             raise RolloutError(f"row {row} ended by {response.finish_reason!r}; expected 'stop' or 'length'")
+        if len(response.logprobs) != len(response.ids):
+            raise RolloutError(f"row {row} has {len(response.ids)} tokens but {len(response.logprobs)} logprobs")
     starts = torch.tensor([len(ids) for ids in prompts.prompt_ids], dtype=torch.long)
     lengths = torch.tensor([len(response.ids) for response in responses], dtype=torch.long)
     width = int((starts + lengths).max())
@@ -100,12 +109,15 @@ def assemble(
         for prompt, response in zip(prompts.prompt_ids, responses, strict=True)
     ]
     attention_mask = (torch.arange(width) < (starts + lengths).unsqueeze(1)).long()
+    mask = response_mask(attention_mask, starts, lengths)
+    said = torch.tensor([logprob for response in responses for logprob in response.logprobs], dtype=torch.float32)
     return Rollout(
         input_ids=torch.tensor(rows, dtype=torch.long),
         attention_mask=attention_mask,
         response_start=starts,
         response_length=lengths,
-        response_mask=response_mask(attention_mask, starts, lengths),
+        response_mask=mask,
+        engine_logprobs=torch.zeros(mask.shape).masked_scatter(mask, said),
         truncated=torch.tensor([response.finish_reason == "length" for response in responses]),
         finish_reasons=tuple(response.finish_reason for response in responses),
         prompt_indices=tuple(prompts.indices),

@@ -19,11 +19,13 @@ class Response:
     """What was generated for one prompt.
 
     `ids` hold the stop token, if one ended the response. `finish_reason` is "stop" where a stop id or stop string
-    ended it, "length" where it was cut off. Empty ids are legal.
+    ended it, "length" where it was cut off. `logprobs` are the engine's own, one a token, of the distribution it
+    sampled from: a thing to measure, never the old logprobs of an update. Empty ids are legal.
     """
 
     ids: list[int]
     finish_reason: FinishReason
+    logprobs: list[float]
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ def uniform_draws(seeds: list[int], num_draws: int) -> Tensor:
     return torch.from_numpy(draws)
 
 
-def sample_tokens(logits: Tensor, temperature: float, draws: Tensor) -> Tensor:
+def sample_tokens(logits: Tensor, temperature: float, draws: Tensor) -> tuple[Tensor, Tensor]:
     """The token of each row where the cumulative softmax(logits / temperature) passes the row's draw.
 
     The distribution is the float32 softmax, added up in float64: nothing is cut off, and a token of probability 0 is
@@ -27,11 +27,14 @@ def sample_tokens(logits: Tensor, temperature: float, draws: Tensor) -> Tensor:
         draws: [B] float64 in [0, 1).
 
     Returns:
-        [B] int64.
+        tokens [B] int64, and their logprobs [B] float32, nats.
     """
-    cumulative = (logits.float() / temperature).softmax(dim=-1).cumsum(dim=-1, dtype=torch.float64)
+    probabilities = (logits.float() / temperature).softmax(dim=-1)
+    cumulative = probabilities.cumsum(dim=-1, dtype=torch.float64)
     total = cumulative[:, -1:]
     # Rounding may lift draw * total to the total itself, beyond the last token.
     below_total = torch.nextafter(total, torch.zeros_like(total))
     target = torch.minimum(draws.unsqueeze(1) * total, below_total)
-    return torch.searchsorted(cumulative, target, right=True).squeeze(1)
+    # NaN logits find no place: their token is the last one and its logprob NaN, for the caller to see.
+    tokens = torch.searchsorted(cumulative, target, right=True).clamp(max=logits.shape[1] - 1)
+    return tokens.squeeze(1), probabilities.gather(1, tokens).squeeze(1).log()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,11 +16,12 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from ppo_core.alignment import gathered_logprobs
-from ppo_core.errors import RolloutError, WeightSyncError
+from ppo_core.errors import DataError, RolloutError, WeightSyncError
 from ppo_core.models.policy import PolicyModel, position_ids
-from ppo_core.rollout.engine import FinishReason, Response, SyncReport
+from ppo_core.rollout.engine import Response, SyncReport
 from ppo_core.rollout.sampling import sample_tokens, uniform_draws
 from ppo_core.rollout.weights import same_storage, weights_digest
+from ppo_core.spec.groups import RolloutConfig
 
 LOG = logging.getLogger(__name__)
 
@@ -32,43 +32,38 @@ PROBE_TOLERANCE = 1e-3
 PROBE_LENGTHS = (3, 8)
 
 
-@dataclass(frozen=True)
-class SamplingSettings:
-    """How responses are sampled. `stop_ids` are all ids that end a response, the model's end-of-text included."""
-
-    max_new_tokens: int
-    temperature: float
-    stop_ids: tuple[int, ...]
-    stop_strings: tuple[str, ...] = ()
-
-
-def stop_ids_of(policy: PolicyModel, tokenizer: Any, more: list[int]) -> tuple[int, ...]:
+def stop_ids_of(policy: PolicyModel, tokenizer: Any, config: RolloutConfig) -> list[int]:
     """Every id that ends a response: the model's own, the tokenizer's, and those that the spec adds."""
-    found = set(more)
+    found = set(config.stop_ids)
     for own in (policy.model.config.eos_token_id, tokenizer.eos_token_id):
         if isinstance(own, int):
             found.add(own)
         elif own is not None:
             found.update(own)
-    return tuple(sorted(found))
+    return sorted(found)
 
 
 class TransformersEngine:
     """Samples from the policy it was given, in this process.
 
-    `decode` is needed for stop strings only: ids to text, special tokens left out.
+    Raises:
+        DataError: nothing could end a response: neither model nor tokenizer names an end-of-text id, nor does the spec.
     """
 
-    def __init__(
-        self, policy: PolicyModel, settings: SamplingSettings, decode: Callable[[list[int]], str], version: int = 0
-    ) -> None:
+    def __init__(self, policy: PolicyModel, tokenizer: Any, config: RolloutConfig, *, version: int = 0) -> None:
         self._policy = policy
-        self._settings = settings
-        self._decode = decode
+        self._tokenizer = tokenizer
+        self._config = config
         self._version = version
         self._max_rows: int | None = None
+        self._stop_ids = stop_ids_of(policy, tokenizer, config)
+        if not self._stop_ids and not config.stop_strings:
+            raise DataError(
+                "neither the model nor its tokenizer has an end-of-text id, so no response could ever end",
+                hint="Give rollout.stop_ids or rollout.stop_strings.",
+            )
         # A stop string of n characters has at most 4 n bytes, and a token has at least one.
-        self._tail = max((4 * len(text) + 4 for text in settings.stop_strings), default=0)
+        self._tail = max((4 * len(text) + 4 for text in config.stop_strings), default=0)
 
     @property
     def version(self) -> int:
@@ -114,25 +109,26 @@ class TransformersEngine:
     def _generate(
         self, prompt_ids: list[list[int]], seeds: list[int], check: Callable[[], None] | None
     ) -> list[Response]:
-        settings = self._settings
+        config = self._config
         device = self._policy.device
-        decoding = _Decoding(self._policy, prompt_ids, settings.max_new_tokens)
-        draws = uniform_draws(seeds, settings.max_new_tokens).to(device)
-        stop_ids = torch.tensor(settings.stop_ids, dtype=torch.long, device=device)
+        decoding = _Decoding(self._policy, prompt_ids, config.max_new_tokens)
+        draws = uniform_draws(seeds, config.max_new_tokens).to(device)
+        stop_ids = torch.tensor(self._stop_ids, dtype=torch.long, device=device)
         num_rows = len(prompt_ids)
-        ids = torch.zeros(num_rows, settings.max_new_tokens, dtype=torch.long, device=device)
-        lengths = torch.full((num_rows,), settings.max_new_tokens, device=device)
+        ids = torch.zeros(num_rows, config.max_new_tokens, dtype=torch.long, device=device)
+        logprobs = torch.zeros(num_rows, config.max_new_tokens, device=device)
+        lengths = torch.full((num_rows,), config.max_new_tokens, device=device)
         rows = torch.arange(num_rows, device=device)  # of those still in the batch
         unfinished = torch.ones(num_rows, dtype=torch.bool, device=device)
         with _evaluation(self._policy.model):
             logits = decoding.first_logits()
-            for step in range(settings.max_new_tokens):
+            for step in range(config.max_new_tokens):
                 if check is not None:
                     check()
-                tokens = sample_tokens(logits, settings.temperature, draws[rows, step])
+                tokens, logprobs[rows, step] = sample_tokens(logits, config.temperature, draws[rows, step])
                 ids[rows, step] = tokens
                 ended = torch.isin(tokens, stop_ids)
-                if settings.stop_strings:
+                if config.stop_strings:
                     ended |= self._ends_by_string(ids[rows, : step + 1], unfinished & ~ended)
                 ended &= unfinished
                 if bool(ended.any()):
@@ -145,13 +141,21 @@ class TransformersEngine:
                         rows, tokens = rows[unfinished], tokens[unfinished]
                         decoding.keep(unfinished)
                         unfinished = unfinished[unfinished]
-                if step + 1 < settings.max_new_tokens:
+                if step + 1 < config.max_new_tokens:
                     logits = decoding.next_logits(tokens)
+        if not bool(logprobs.isfinite().all()):
+            bad = int((~logprobs.isfinite()).any(dim=1).nonzero()[0])
+            raise RolloutError(
+                f"row {bad}: the policy's logits are not finite, so nothing can be sampled from them",
+                hint="Go back to a checkpoint before the weights became non-finite; lower update.learning_rate.",
+            )
         cut_off = torch.zeros(num_rows, dtype=torch.bool, device=device)
         cut_off[rows[unfinished]] = True
         return [
-            Response(row_ids[:length], _finish_reason(cut))
-            for row_ids, length, cut in zip(ids.tolist(), lengths.tolist(), cut_off.tolist(), strict=True)
+            Response(row_ids[:length], "length" if cut else "stop", row_logprobs[:length])
+            for row_ids, row_logprobs, length, cut in zip(
+                ids.tolist(), logprobs.tolist(), lengths.tolist(), cut_off.tolist(), strict=True
+            )
         ]
 
     def _ends_by_string(self, ids: Tensor, asked: Tensor) -> Tensor:
@@ -159,8 +163,8 @@ class TransformersEngine:
         found = torch.zeros_like(asked)
         tails = ids[:, -self._tail :].tolist()
         for row in asked.nonzero().flatten().tolist():
-            text = self._decode(tails[row])
-            found[row] = any(stop in text for stop in self._settings.stop_strings)
+            text = self._tokenizer.decode(tails[row], skip_special_tokens=True)
+            found[row] = any(stop in text for stop in self._config.stop_strings)
         return found
 
     @torch.inference_mode()
@@ -179,7 +183,7 @@ class TransformersEngine:
             decoding = _Decoding(self._policy, prompts, steps)
             logits = [decoding.first_logits()]
             logits += [decoding.next_logits(forced[:, step]) for step in range(steps - 1)]
-        temperature = self._settings.temperature
+        temperature = self._config.temperature
         own = gathered_logprobs(torch.stack(logits, dim=1), forced, temperature)
         for row, prompt in enumerate(prompts):
             ids = torch.cat((torch.tensor(prompt, device=policy.device), forced[row])).unsqueeze(0)
@@ -242,7 +246,3 @@ def _evaluation(model: Any) -> Iterator[None]:
     finally:
         if was_training:
             model.train()
-
-
-def _finish_reason(cut_off: bool) -> FinishReason:
-    return "length" if cut_off else "stop"
