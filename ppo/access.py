@@ -13,7 +13,11 @@ from pathlib import Path
 
 
 class NoAccess(Exception):
-    """Nothing says where the platform is; the message says what would."""
+    """Address or key is missing; the message says where to put it."""
+
+
+class NoPlatform(NoAccess):
+    """Nothing says where the platform is."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,7 @@ def find_access() -> Access:
         raise NoAccess(f"{'PPO_KEY' if url else 'PPO_URL'} is not set; a platform elsewhere needs PPO_URL and PPO_KEY")
     found = read_client_file(data_folder())
     if found is None:
-        raise NoAccess(
+        raise NoPlatform(
             f"no platform is known here: {client_file(data_folder())} does not exist. Start one with `ppo up`, "
             "or set PPO_URL and PPO_KEY"
         )

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal, Self, cast
 from urllib.parse import quote
@@ -83,6 +83,11 @@ class NotFoundError(RequestError):
 
 class WaitTimeoutError(ClientError):
     """The run had not ended in time. It goes on."""
+
+
+def has_ended(run: Run) -> bool:
+    """Whether only a user's retry or roll back could make it go on."""
+    return run["state"] in TERMINAL
 
 
 class Client:
@@ -223,8 +228,10 @@ class Client:
             if page["items"] and _ends(page["items"][-1]) and self._has_ended(run_id, after):
                 return
 
-    def wait(self, run_id: str, *, timeout_s: float | None = None) -> RunDetail:
-        """The run once it has ended.
+    def wait(
+        self, run_id: str, *, timeout_s: float | None = None, until: Callable[[RunDetail], bool] = has_ended
+    ) -> RunDetail:
+        """The run once it has ended, or once `until` it.
 
         Raises:
             WaitTimeoutError: it had not after `timeout_s`; it goes on.
@@ -235,7 +242,7 @@ class Client:
         while True:
             try:
                 run = self.run(run_id)
-                if run["state"] in TERMINAL:
+                if until(run):
                     return run
                 left = LONGEST_POLL_S if deadline is None else deadline - time.monotonic()
                 if left <= 0:

@@ -25,13 +25,12 @@ import psutil
 from sqlalchemy.exc import SQLAlchemyError
 
 from ppo.access import Access, read_client_file
+from ppo.local import bootstrap
 from ppo.local.home import Home
 from ppo.local.postgres import Postgres
 from ppo.local.processes import Child, Keeper, StackError, wait_until
 from ppo.local.redis_server import RedisServer, program
-from store import keys
 from store.migrate import MigrationError, migrate
-from store.session import make_engine, session_factory
 
 HOST = "127.0.0.1"
 DEFAULT_PORT = 8600
@@ -120,7 +119,8 @@ class Stack:
         self._listener = self._listen()
         self.url = f"http://{HOST}:{self._listener.getsockname()[1]}"
         self._start_processes(self._environment())
-        self.admin_key = self._admin_key()
+        before = read_client_file(self.data)
+        self.admin_key = bootstrap.admin_key(self.database_url, before.key if before else None)
         self.home.say_where(self.url)
         self.home.write_access(Access(self.url, self.admin_key))
 
@@ -201,31 +201,10 @@ class Stack:
             return httpx.get(f"{self.url}/readyz", timeout=2, trust_env=False).status_code == 200
         return False
 
-    def _admin_key(self) -> str:
-        """The key of the last start if it is still good, else a new one."""
-        assert self.database_url is not None
-        engine = make_engine(self.database_url, pool_size=1)
-        try:
-            with session_factory(engine).begin() as session:
-                before = read_client_file(self.data)
-                if before is not None:
-                    row = keys.find_key(session, before.key)
-                    if row is not None and row.role == "admin":
-                        return before.key
-                return keys.create_key(session, "this machine's command line", "admin")[1]
-        finally:
-            engine.dispose()
-
     def login_link(self) -> str:
         """An address that signs one browser in as admin, once."""
         assert self.database_url is not None
-        engine = make_engine(self.database_url, pool_size=1)
-        try:
-            with session_factory(engine).begin() as session:
-                token = keys.create_login_link(session, "admin")
-        finally:
-            engine.dispose()
-        return f"{self.url}/login#token={token}"
+        return bootstrap.login_link(self.database_url, self.url)
 
     # Stop
 

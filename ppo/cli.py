@@ -1,0 +1,104 @@
+"""The `ppo` command. Commands about runs of a platform are in `cli_runs`; here are those that start something."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from ppo import cli_runs, show
+from ppo.access import data_folder
+from ppo.cli_options import Json, Overrides, SpecFile
+from ppo.exits import Exit
+
+app = typer.Typer(
+    name="ppo",
+    help="Train language models with PPO: submit runs, watch them, stop them.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+cli_runs.register(app)
+
+
+@app.command()
+def train(
+    spec: SpecFile,
+    run_dir: Annotated[
+        Path | None, typer.Option(help="Folder for the run, new or empty. Default: runs/NAME-TIME.", show_default=False)
+    ] = None,
+    set_: Overrides = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --run-dir.")] = False,
+    json: Json = False,
+) -> None:
+    """Run SPEC in this terminal, with no platform. Ctrl-C stops it with a checkpoint."""
+    from ppo import train as training
+
+    with show.errors(json):
+        attempt = training.prepare(spec, set_ or [], run_dir, resume)
+        if attempt is None:
+            show.line(f"the run in {run_dir} has reached its end already", show.err)
+            return
+        raise typer.Exit(int(training.train(attempt, show.out, json)))
+
+
+@app.command()
+def up(
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Data folder. Default: $PPO_HOME, else .ppo-control here.", show_default=False),
+    ] = None,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port of pages and API; when taken, the next free one.")
+    ] = 8600,
+    root: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Folder that specs may name files under; may be repeated. Default: here.", show_default=False
+        ),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Start the whole platform on this machine, for this machine. Ctrl-C stops it; the data stay."""
+    from ppo.local.processes import StackError
+    from ppo.local.stack import Stack
+    from ppo.local.up import make_stack, serve
+
+    console = Console(stderr=json)
+
+    def report(line: str) -> None:
+        show.line(line, console)
+
+    def ready(stack: Stack) -> None:
+        link = stack.login_link()
+        if json:
+            show.as_json({"url": stack.url, "login_link": link, "data": str(stack.data)})
+            return
+        report("")
+        report(f"PPO Control runs at {stack.url}")
+        report(f"sign in once with   {link}")
+        report(f"data                {stack.data}")
+        report("Ctrl-C stops it; running runs save and go on at the next start")
+
+    try:
+        serve(make_stack(data or data_folder(), port, root or [], report), ready)
+    except StackError as error:
+        show.line(f"error: {error}", show.err)
+        raise typer.Exit(int(Exit.FAILED)) from error
+    report("stopped")
+
+
+def main() -> None:
+    """Entry point of the `ppo` command."""
+    try:
+        app()
+    except BrokenPipeError:  # `ppo ls | head` is no error of ours
+        sys.stderr.close()
+        sys.exit(int(Exit.SUCCEEDED))
+
+
+if __name__ == "__main__":
+    main()

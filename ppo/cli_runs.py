@@ -1,0 +1,202 @@
+"""Commands about the runs of a platform: submit, ls, get, watch, wait, stop.
+
+Ctrl-C ends the command and never the run.
+"""
+
+from __future__ import annotations
+
+import json as json_module
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import islice
+from typing import Annotated, NoReturn
+
+import typer
+
+from ppo import exits, show
+from ppo.access import Access, find_access
+from ppo.cli_options import Json, Overrides, RunId, SpecFile
+from ppo.client import Client
+from ppo.exits import Exit
+from ppo.run_view import view_for
+from ppo.spec_file import read_spec_file
+from ppo.wire import Event, Run
+
+
+@contextmanager
+def _platform(json: bool) -> Iterator[tuple[Client, Access]]:
+    with show.errors(json):
+        access = find_access()
+        with Client(access.url, access.key) as client:
+            yield client, access
+
+
+def _page(access: Access, run_id: str) -> str:
+    return f"{access.url}/runs/{run_id}"
+
+
+def submit(
+    spec: SpecFile,
+    set_: Overrides = None,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Show the run until it ends, and leave with its exit code.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check it and say what it means; queue nothing.")] = False,
+    json: Json = False,
+) -> None:
+    """Queue a run of SPEC. Relative paths in it count from its own folder."""
+    with _platform(json) as (client, access):
+        fields = read_spec_file(spec, set_ or [])
+        if dry_run:
+            answer = client.dry_run(fields)
+            if json:
+                show.as_json(answer)
+            else:
+                show.dry_run(answer)
+            return
+        run = client.submit(fields)
+        page = _page(access, run["id"])
+        if not wait:
+            if json:
+                show.as_json({**run, "url": page})
+            else:
+                show.line(f"{run['id']} is {run['state']}: {page}")
+            return
+        show.line(f"{run['id']} is {run['state']}: {page}", show.err if json else show.out)
+        if json:
+            _wait(client, run["id"])
+        else:
+            _watch(client, run)
+        _end(client, run["id"], page, json)
+
+
+def ls(
+    state: Annotated[
+        list[str] | None, typer.Option(help="Only runs in this state; may be repeated.", show_default=False)
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 50,
+    json: Json = False,
+) -> None:
+    """List runs, newest first."""
+    with _platform(json) as (client, _):
+        runs = list(islice(client.runs(states=state or []), limit))
+        if json:
+            show.as_json(runs)
+        elif runs:
+            show.run_table(runs)
+        else:
+            show.line("no runs")
+
+
+def get(run_id: RunId, json: Json = False) -> None:
+    """Show how a run stands."""
+    with _platform(json) as (client, access):
+        run = client.run(run_id)
+        if json:
+            show.as_json(run)
+        else:
+            show.run_page(run, _page(access, run_id))
+
+
+def watch(run_id: RunId, json: Json = False) -> None:
+    """Show a run live until it ends, and leave with its exit code. With --json: one event a line."""
+    with _platform(json) as (client, access):
+        run = client.run(run_id)
+        if not json:
+            _watch(client, run)
+            _end(client, run_id, _page(access, run_id), json)
+        try:
+            for event in _events(client, run_id):
+                print(json_module.dumps(event, ensure_ascii=False), flush=True)
+        except KeyboardInterrupt:
+            raise _detached(run_id) from None
+        raise typer.Exit(int(_exit_of(client.run(run_id)) or Exit.FAILED))
+
+
+def wait(
+    run_id: RunId,
+    timeout: Annotated[
+        float | None, typer.Option(min=0, help="Seconds; exit code 5 when they are over.", show_default=False)
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Wait until a run has ended, and leave with its exit code."""
+    with _platform(json) as (client, access):
+        _wait(client, run_id, timeout)
+        _end(client, run_id, _page(access, run_id), json)
+
+
+def stop(
+    run_id: RunId,
+    wait: Annotated[bool, typer.Option("--wait", help="Until it has ended; exit code 3 when it was stopped.")] = False,
+    json: Json = False,
+) -> None:
+    """Ask a run to stop with a checkpoint."""
+    with _platform(json) as (client, access):
+        command = client.stop(run_id)
+        if not wait:
+            if json:
+                show.as_json(command)
+            else:
+                show.command(command)
+            return
+        _wait(client, run_id)
+        _end(client, run_id, _page(access, run_id), json)
+
+
+def _exit_of(run: Run) -> Exit | None:
+    return exits.of_run(run["state"], run["reason_code"])
+
+
+def _is_over(run: Run) -> bool:
+    """Ended, or paused by a tripped gate: it will not go on by itself."""
+    return _exit_of(run) is not None
+
+
+def _events(client: Client, run_id: str) -> Iterator[Event]:
+    """A run's events from its beginning until it is over."""
+    for event in client.follow(run_id):
+        yield event
+        if event["type"] == "state" and _is_over(client.run(run_id)):
+            return
+
+
+def _wait(client: Client, run_id: str, timeout_s: float | None = None) -> None:
+    try:
+        client.wait(run_id, timeout_s=timeout_s, until=_is_over)
+    except KeyboardInterrupt:
+        raise _detached(run_id) from None
+
+
+def _watch(client: Client, run: Run) -> None:
+    """Show a run's events until it is over."""
+    try:
+        with view_for(show.out, run["num_iterations"]) as view:
+            view.phase(run["state"])
+            for event in _events(client, run["id"]):
+                if event["type"] == "state":
+                    view.phase(str(event["payload"].get("to")))
+                view.event(event["type"], event["iteration"], event["payload"])
+    except KeyboardInterrupt:
+        raise _detached(run["id"]) from None
+
+
+def _end(client: Client, run_id: str, page: str, json: bool) -> NoReturn:
+    """Say how a run stands and leave with its exit code."""
+    run = client.run(run_id)
+    if json:
+        show.as_json({**run, "url": page})
+    else:
+        show.run_page(run, page)
+    raise typer.Exit(int(_exit_of(run) or Exit.FAILED))
+
+
+def _detached(run_id: str) -> typer.Exit:
+    show.line(f"detached; the run goes on: ppo watch {run_id}", show.err)
+    return typer.Exit(int(Exit.DETACHED))
+
+
+def register(app: typer.Typer) -> None:
+    """Add these commands to the `ppo` command."""
+    for function in (submit, ls, get, watch, wait, stop):
+        app.command()(function)

@@ -1,0 +1,143 @@
+"""What the command line prints: runs, faults and errors, for people or as JSON. It asks nobody anything."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from ppo.access import NoAccess, NoPlatform
+from ppo.client import AccessError, ClientError, NotFoundError, RequestError, UnreachableError, WaitTimeoutError
+from ppo.exits import Exit
+from ppo.run_view import MAIN_METRICS, number
+from ppo.wire import Command, DryRun, Run
+from ppo_core.spec import SpecFaults
+
+out = Console()
+err = Console(stderr=True)
+
+
+def line(text: str, console: Console = out) -> None:
+    """A line as it is: names and messages are data, never markup."""
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def as_json(value: Any) -> None:
+    """One JSON document on standard output."""
+    json.dump(value, sys.stdout, ensure_ascii=False, indent=2)
+    sys.stdout.write("\n")
+    sys.stdout.flush()
+
+
+def run_table(runs: Iterable[Run]) -> None:
+    """One row a run."""
+    table = Table(box=None, pad_edge=False)
+    for heading in ("run", "name", "state", "iteration", "score", "KL", "created"):
+        table.add_column(heading, no_wrap=heading == "run")
+    for run in runs:
+        table.add_row(
+            run["id"],
+            Text(run["name"]),
+            state(run),
+            f"{run['iteration']}/{run['num_iterations']}",
+            number(run["latest"].get("reward/score_mean")),
+            number(run["latest"].get("kl/ref_sequence")),
+            run["created_at"][:19].replace("T", " "),
+        )
+    out.print(table)
+
+
+def state(run: Run) -> str:
+    """State, why, and whether it is in trouble."""
+    words: list[str] = [run["state"]]
+    if run["reason_code"]:
+        words.append(f"({run['reason_code']})")
+    if run["health"] != "ok":
+        words.append(f"[{run['health']}]")
+    return escape(" ".join(words))
+
+
+def run_page(run: Run, url: str) -> None:
+    """One run, as far as a screen goes."""
+    line(f"{run['name']}  {run['id']}")
+    out.print(f"  state      {state(run)}", highlight=False)
+    for label, value in (
+        ("why", run["reason_detail"]),
+        ("remedy", run["hint"]),
+        ("waits for", run["waiting_reason"]),
+        ("phase", run["phase"]),
+        ("iteration", f"{run['iteration']} of {run['num_iterations']}"),
+        ("page", url),
+    ):
+        if value:
+            line(f"  {label:<10} {value}")
+    for name in MAIN_METRICS:
+        if name in run["latest"]:
+            line(f"  {name:<38} {number(run['latest'][name])}")
+
+
+def command(command: Command) -> None:
+    """What became of something asked."""
+    detail = f": {command['detail']}" if command["detail"] else ""
+    line(f"{command['kind']} {command['status']}{detail}  ({command['id']})")
+
+
+def dry_run(answer: DryRun) -> None:
+    """What a spec would do."""
+    for text in answer["meaning"]:
+        line(text)
+    for text in answer["warnings"]:
+        line(f"warning: {text}")
+    line("nothing was queued")
+
+
+@contextlib.contextmanager
+def errors(json_wanted: bool) -> Iterator[None]:
+    """The one place where the command line turns errors into words and exit codes."""
+    try:
+        yield
+    except SpecFaults as error:
+        faults = [{"pointer": fault.pointer, "message": fault.message} for fault in error.faults]
+        raise _leave(json_wanted, Exit.USAGE, "bad_spec", "the spec cannot be used", faults) from error
+    except NoPlatform as error:
+        raise _leave(json_wanted, Exit.UNREACHABLE, "no_platform", str(error)) from error
+    except NoAccess as error:
+        raise _leave(json_wanted, Exit.AUTH, "no_access", str(error)) from error
+    except AccessError as error:
+        detail = f"{error.detail} (the key comes from PPO_KEY, or from client.json of the platform's data folder)"
+        raise _leave(json_wanted, Exit.AUTH, error.code, detail) from error
+    except UnreachableError as error:
+        raise _leave(json_wanted, Exit.UNREACHABLE, "unreachable", f"{error}; is `ppo up` running?") from error
+    except WaitTimeoutError as error:
+        raise _leave(json_wanted, Exit.TIMED_OUT, "timed_out", str(error)) from error
+    except RequestError as error:
+        usage = isinstance(error, NotFoundError) or error.status in (400, 409, 413, 422)
+        code = Exit.USAGE if usage else Exit.UNREACHABLE if error.status >= 500 else Exit.FAILED
+        detail = error.detail + (
+            f" (allowed now: {', '.join(error.allowed) or 'nothing'})" if error.allowed is not None else ""
+        )
+        raise _leave(json_wanted, code, error.code, detail, error.errors) from error
+    except ClientError as error:
+        raise _leave(json_wanted, Exit.FAILED, "client", str(error)) from error
+
+
+def _leave(
+    json_wanted: bool, code: Exit, name: str, detail: str, faults: Iterable[Mapping[str, Any]] = ()
+) -> typer.Exit:
+    """Say what is wrong, one fault a line, and give the exception that ends the command."""
+    faults = list(faults)
+    if json_wanted:
+        as_json({"error": {"code": name, "detail": detail, "errors": faults}})
+    else:
+        line(f"error: {detail}", err)
+        for fault in faults:
+            line(f"  {fault['pointer'] or '/'}: {fault['message']}", err)
+    return typer.Exit(int(code))
