@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from importlib.metadata import entry_points
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -36,14 +37,19 @@ def check_files(spec: RunSpec, roots: Sequence[Path] | None = None) -> list[Faul
     faults.extend(_functions(spec))
     if not any(fault.pointer == "/policy/model" for fault in faults):
         faults.extend(_context(spec))
-    if not any(fault.pointer == "/data/prompts" for fault in faults):
-        faults.extend(_enough_prompts(spec))
+    faults.extend(_enough_prompts(spec, faults))
     return faults
 
 
 def model_config(folder: str | Path) -> dict[str, Any]:
-    """A model folder's `config.json`."""
-    config: dict[str, Any] = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
+    """A model folder's `config.json`.
+
+    Raises:
+        OSError, ValueError, RecursionError: there is none, or it is no JSON object.
+    """
+    config = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
+    if not isinstance(config, dict):
+        raise ValueError("it holds no JSON object")
     return config
 
 
@@ -60,7 +66,7 @@ def _place(pointer: str, text: str, roots: Sequence[Path] | None) -> Fault | Non
     try:
         exists = path.is_absolute() and path.exists()
         resolved = path.resolve()
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: a loop of links
         return Fault(pointer, f"{text!r} is not a usable path: {error}")
     if roots is not None and path.is_absolute() and not any(resolved.is_relative_to(root.resolve()) for root in roots):
         allowed = ", ".join(str(root) for root in roots)
@@ -73,7 +79,7 @@ def _place(pointer: str, text: str, roots: Sequence[Path] | None) -> Fault | Non
 def _model_folder(pointer: str, folder: Path) -> Iterator[Fault]:
     try:
         config = model_config(folder)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         yield Fault(pointer, f"{str(folder)!r} has no readable config.json, so it is no model folder: {error}")
         return
     if config.get("auto_map"):
@@ -86,11 +92,15 @@ def _prompt_file(pointer: str, path: Path) -> Iterator[Fault]:
     if not path.is_file():
         yield Fault(pointer, f"{str(path)!r} is no file; give a JSON Lines file with a `prompt` in each row")
         return
-    for num_faults, (number, problem) in enumerate(_bad_rows(path)):
-        if num_faults == MAX_FAULTS_A_FILE:
-            yield Fault(pointer, f"more than {MAX_FAULTS_A_FILE} bad rows in {path.name}; correct these first")
-            return
+    try:
+        bad = list(islice(_bad_rows(path), MAX_FAULTS_A_FILE + 1))
+    except OSError as error:
+        yield Fault(pointer, f"{str(path)!r} cannot be read: {error}")
+        return
+    for number, problem in bad[:MAX_FAULTS_A_FILE]:
         yield Fault(pointer, f"{path.name}, row {number}: {problem}")
+    if len(bad) > MAX_FAULTS_A_FILE:
+        yield Fault(pointer, f"more than {MAX_FAULTS_A_FILE} bad rows in {path.name}; correct these first")
 
 
 def read_prompt(line: bytes) -> str:
@@ -136,15 +146,23 @@ def _prompt_problem(row: Any) -> str | None:
     return None
 
 
-def _enough_prompts(spec: RunSpec) -> Iterator[Fault]:
-    with Path(spec.data.prompts).open("rb") as lines:
-        num_prompts = sum(1 for line in lines if line.strip())
-    if num_prompts < spec.rollout.batch_size:
-        yield Fault(
-            "/data/prompts",
-            f"{num_prompts} prompts are fewer than rollout.batch_size {spec.rollout.batch_size}; "
-            "add prompts or lower the batch size",
-        )
+def _enough_prompts(spec: RunSpec, faults: Sequence[Fault]) -> Iterator[Fault]:
+    faulty = {fault.pointer for fault in faults}
+    if "/data/prompts" not in faulty:
+        num_prompts = _num_prompts(Path(spec.data.prompts))
+        if num_prompts < spec.rollout.batch_size:
+            yield Fault(
+                "/data/prompts",
+                f"{num_prompts} prompts are fewer than rollout.batch_size {spec.rollout.batch_size}; "
+                "add prompts or lower the batch size",
+            )
+    if spec.data.held_out is not None and "/data/held_out" not in faulty and not _num_prompts(Path(spec.data.held_out)):
+        yield Fault("/data/held_out", f"{spec.data.held_out!r} holds no prompt; add some or leave the field out")
+
+
+def _num_prompts(path: Path) -> int:
+    with path.open("rb") as lines:
+        return sum(1 for line in lines if line.strip())
 
 
 def _context(spec: RunSpec) -> Iterator[Fault]:

@@ -7,6 +7,7 @@ What is not built is not offered: a choice appears here with the code that honou
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -20,6 +21,14 @@ def setting(default: Any, changeable: Changeable, description: str, *, path: boo
     if path:
         extra["path"] = True
     return Field(default, description=description, json_schema_extra=extra, **bounds)
+
+
+class Misfits(ValueError):
+    """Fields that are fine alone and do not fit together: (pointer below the group that was checked, message) each."""
+
+    def __init__(self, places: Iterable[tuple[str, str]]) -> None:
+        self.places = tuple(places)
+        super().__init__("; ".join(message for _, message in self.places))
 
 
 class Group(BaseModel):
@@ -263,7 +272,8 @@ class CheckpointsConfig(Group):
     @model_validator(mode="after")
     def _keeps_something(self) -> Self:
         if self.keep_last == 0:
-            raise ValueError("keep_last is 0: nothing to go back to would stay; use at least 1, or -1 to keep all")
+            message = "keep_last is 0: nothing to go back to would stay; use at least 1, or -1 to keep all"
+            raise Misfits([("/keep_last", message)])
         return self
 
 

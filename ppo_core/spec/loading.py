@@ -14,9 +14,12 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from ppo_core.errors import SpecError
+from ppo_core.spec.groups import Misfits
 from ppo_core.spec.run_spec import RunSpec
 
 MAX_SPEC_BYTES = 256 * 1024
+MAX_DEPTH = 32
+_TOO_DEEP = f"the spec is nested deeper than {MAX_DEPTH} levels; a spec has no more than five"
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,9 @@ class SpecFaults(SpecError):
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """YAML without the traps: a key given twice is an error, and 1e-4 is a number as it is in JSON."""
+    """YAML without the traps: a key given twice is an error, 1e-4 is a number as it is in JSON, and only `true` and
+    `false` are truth values. `yes`, `2024-01-01`, `12:30` and `010` are text, text, text and ten.
+    """
 
 
 def _mapping_without_duplicates(loader: _StrictLoader, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -54,15 +59,55 @@ def _mapping_without_duplicates(loader: _StrictLoader, node: yaml.MappingNode, d
     return yaml.SafeLoader.construct_mapping(loader, node, deep=deep)
 
 
-def _float_like_json(loader: _StrictLoader, node: yaml.ScalarNode) -> float:
-    return float(str(node.value).replace("_", ""))
+def _number_like_json(loader: _StrictLoader, node: yaml.ScalarNode) -> int | float:
+    text = str(node.value).replace("_", "")
+    return float(text) if re.search(r"[.eE]", text) else int(text)
 
 
+_TRAPS = ("timestamp", "bool", "int", "float", "merge", "value")
+_StrictLoader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in found if tag.rpartition(":")[2] not in _TRAPS]
+    for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
 _StrictLoader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping_without_duplicates)
-_StrictLoader.add_constructor("!json-float", _float_like_json)
-_StrictLoader.add_implicit_resolver(  # YAML 1.1 reads 1e-4 as text; everybody means the number
-    "!json-float", re.compile(r"^[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+_StrictLoader.add_constructor("!json-number", _number_like_json)
+_StrictLoader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile("^(?:true|false)$"), list("tf"))
+_StrictLoader.add_implicit_resolver(  # YAML's own words for them, so that they are refused as numbers, not as text
+    "tag:yaml.org,2002:float", re.compile(r"^(?:[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"), list("-+.")
 )
+_StrictLoader.add_implicit_resolver(
+    "!json-number",
+    re.compile(r"^[-+]?(?:[0-9][0-9_]*(?:\.[0-9_]*)?|\.[0-9][0-9_]*)(?:[eE][-+]?[0-9]+)?$"),
+    list("-+.0123456789"),
+)
+
+
+def _load(text: str) -> Any:
+    """The value that YAML text stands for.
+
+    Raises:
+        SpecFaults: not YAML (with line and column), or with aliases or tags.
+    """
+    try:
+        depth = 0
+        for event in yaml.parse(text, Loader=yaml.SafeLoader):
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > MAX_DEPTH:  # Looked at first: the time to read nested brackets grows with their square.
+                raise SpecFaults([Fault("", _TOO_DEEP)])
+            # Aliases can blow a short text up to gigabytes, tags name types; no spec needs either.
+            if isinstance(event, yaml.AliasEvent):
+                raise SpecFaults([Fault("", "YAML aliases (*name) are not allowed; write the value out")])
+            if getattr(event, "tag", None) is not None:
+                raise SpecFaults([Fault("", "YAML tags (!name) are not allowed; write the plain value")])
+        return yaml.load(text, Loader=_StrictLoader)
+    except SpecFaults:
+        raise
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        raise SpecFaults([Fault("", f"not valid YAML: {place}{error.problem or error.context}")]) from error
+    except (yaml.YAMLError, ValueError) as error:
+        raise SpecFaults([Fault("", f"not valid YAML: {error}")]) from error
 
 
 def read_mapping(text: str) -> dict[str, Any]:
@@ -73,17 +118,7 @@ def read_mapping(text: str) -> dict[str, Any]:
     """
     if len(text.encode("utf-8", "surrogatepass")) > MAX_SPEC_BYTES:
         raise SpecFaults([Fault("", f"the spec is longer than {MAX_SPEC_BYTES} bytes")])
-    try:
-        # Aliases can blow a short text up to gigabytes, and no spec needs them.
-        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=yaml.SafeLoader)):
-            raise SpecFaults([Fault("", "YAML aliases (*name) are not allowed; write the value out")])
-        data = yaml.load(text, Loader=_StrictLoader)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        raise SpecFaults([Fault("", f"not valid YAML: {place}{error.problem or error.context}")]) from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise SpecFaults([Fault("", f"not valid YAML: {error}")]) from error
+    data = _load(text)
     if not isinstance(data, dict):
         raise SpecFaults([Fault("", f"a spec is a mapping of fields, this is {_kind(data)}; begin with `name: ...`")])
     return data
@@ -95,7 +130,7 @@ def parse_spec(source: str | Mapping[str, Any]) -> RunSpec:
     Raises:
         SpecFaults: with every fault found, each with its pointer, the value and a remedy.
     """
-    data = read_mapping(source) if isinstance(source, str) else dict(source)
+    data = _deep_copy(read_mapping(source) if isinstance(source, str) else source)
     try:
         return RunSpec.model_validate(data)
     except ValidationError as error:
@@ -113,25 +148,32 @@ def apply_overrides(data: Mapping[str, Any], overrides: Iterable[str]) -> dict[s
         name, equals, value = override.partition("=")
         keys = name.strip().split(".")
         if not equals or not all(keys):
-            raise SpecFaults([Fault("", f"--set {override!r}: write it as field.name=value")])
+            raise SpecFaults([Fault("", f"--set {_kind(override)}: write it as field.name=value")])
         node: Any = result
-        for depth, key in enumerate(keys[:-1]):
-            node = node.setdefault(key, {}) if isinstance(node, dict) else node[int(key)]
-            if not isinstance(node, dict | list):
+        for depth, key in enumerate(keys):
+            pointer = "/" + "/".join(_escape(part) for part in keys[: depth + 1])
+            if isinstance(node, list):
+                if not key.isdecimal() or int(key) >= len(node):
+                    raise SpecFaults([Fault(pointer, f"--set {_kind(override)}: the list has no entry {key!r}")])
+            elif not isinstance(node, dict):
                 raise SpecFaults(
-                    [Fault("/" + "/".join(keys[: depth + 1]), f"--set {override!r}: this is no group of fields")]
+                    [Fault(pointer, f"--set {_kind(override)}: {keys[depth - 1]!r} is no group of fields")]
                 )
-        try:
-            parsed = yaml.load(value, Loader=_StrictLoader) if value else None
-        except yaml.YAMLError as error:
-            raise SpecFaults(
-                [Fault("/" + "/".join(keys), f"--set {override!r}: the value is not valid YAML")]
-            ) from error
-        try:
-            node[int(keys[-1]) if isinstance(node, list) else keys[-1]] = parsed
-        except (ValueError, IndexError) as error:
-            raise SpecFaults([Fault("/" + "/".join(keys), f"--set {override!r}: no such entry of the list")]) from error
+            place: Any = int(key) if isinstance(node, list) else key
+            if depth == len(keys) - 1:
+                node[place] = _override_value(override, value, pointer)
+            else:
+                if isinstance(node, dict) and node.get(place) is None:
+                    node[place] = {}
+                node = node[place]
     return result
+
+
+def _override_value(override: str, value: str, pointer: str) -> Any:
+    try:
+        return _load(value) if value else None
+    except SpecFaults as error:
+        raise SpecFaults([Fault(pointer, f"--set {_kind(override)}: {error.faults[0].message}")]) from error
 
 
 def map_paths(data: Mapping[str, Any], change: Callable[[str], str]) -> dict[str, Any]:
@@ -150,11 +192,11 @@ def resolve_paths(data: Mapping[str, Any], base: Path) -> dict[str, Any]:
     """
 
     def change(text: str) -> str:
-        path = Path(text).expanduser()
         try:
+            path = Path(text).expanduser()
             candidate = path if path.is_absolute() else base / path
             return str(candidate.resolve()) if candidate.exists() else text
-        except OSError:
+        except (OSError, ValueError, RuntimeError):  # too long, NUL, no such home, a loop of links
             return text
 
     return map_paths(data, change)
@@ -196,11 +238,15 @@ def _path_places(data: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
 
 
 def _faults(error: ValidationError) -> list[Fault]:
-    faults = []
+    faults: list[Fault] = []
     for item in error.errors(include_url=False):
         location = item["loc"]
         pointer = "".join(f"/{_escape(str(part))}" for part in location)
-        faults.append(Fault(pointer, _message(item, location)))
+        cause = item.get("ctx", {}).get("error")
+        if isinstance(cause, Misfits):
+            faults.extend(Fault(pointer + place, message) for place, message in cause.places)
+        else:
+            faults.append(Fault(pointer, _message(item, location)))
     return faults
 
 
@@ -218,6 +264,8 @@ def _message(item: Mapping[str, Any], location: tuple[int | str, ...]) -> str:
         return f"this field is required: {_description(location)}"
     if kind == "value_error":
         return str(item["ctx"]["error"])
+    if kind == "model_type":
+        return f"expected a group of fields, got {_kind(value)}. {_description(location)}".rstrip()
     message = str(item["msg"])
     return f"{message[:1].lower()}{message[1:]}, got {_kind(value)}. {_description(location)}".rstrip()
 
@@ -271,9 +319,11 @@ def _escape(part: str) -> str:
     return part.replace("~", "~0").replace("/", "~1")
 
 
-def _deep_copy(data: Any) -> Any:
+def _deep_copy(data: Any, depth: int = 0) -> Any:
+    if depth > MAX_DEPTH:
+        raise SpecFaults([Fault("", _TOO_DEEP)])
     if isinstance(data, Mapping):
-        return {key: _deep_copy(value) for key, value in data.items()}
+        return {key: _deep_copy(value, depth + 1) for key, value in data.items()}
     if isinstance(data, list):
-        return [_deep_copy(value) for value in data]
+        return [_deep_copy(value, depth + 1) for value in data]
     return data

@@ -15,6 +15,7 @@ from ppo_core.spec.groups import (
     GateConfig,
     Group,
     KLConfig,
+    Misfits,
     PolicyConfig,
     ResourcesConfig,
     RewardConfig,
@@ -52,23 +53,27 @@ class RunSpec(Group):
     samples: SamplesConfig = setting(SamplesConfig(), "rollback", "Kept responses.")
     checkpoints: CheckpointsConfig = setting(CheckpointsConfig(), "rollback", "Checkpoints.")
     alerts: AlertsConfig = setting(AlertsConfig(), "rollback", "Alerts.")
-    resources: ResourcesConfig = setting(ResourcesConfig(), "rollback", "What the run occupies.")
+    resources: ResourcesConfig = setting(ResourcesConfig(), "rollback", "GPUs, priority and time.")
 
     @model_validator(mode="after")
     def _groups_fit_together(self) -> Self:
+        misfits = []
         if self.update.minibatches > self.rollout.batch_size:
-            raise ValueError(
+            message = (
                 f"update.minibatches is {self.update.minibatches} but rollout.batch_size is only "
                 f"{self.rollout.batch_size}: every minibatch needs a row; lower update.minibatches"
             )
-        if self.gate.judge is not None and self.data.held_out is None:
-            raise ValueError("gate.judge needs data.held_out: the judge compares answers to held-out prompts")
-        sources = [(source.kind, source.model, source.name) for source in self.reward.sources]
+            misfits.append(("/update/minibatches", message))
         judge = self.gate.judge
+        if judge is not None and self.data.held_out is None:
+            message = "gate.judge needs data.held_out: the judge compares answers to held-out prompts; name a file"
+            misfits.append(("/data/held_out", message))
+        sources = [(source.kind, source.model, source.name) for source in self.reward.sources]
         if judge is not None and (judge.kind, judge.model, judge.name) in sources:
-            raise ValueError(
-                "gate.judge is one of reward.sources: a judge that is the reward cannot see it being hacked"
-            )
+            message = "the judge is one of reward.sources, so it cannot see that one being hacked; name another judge"
+            misfits.append(("/gate/judge", message))
+        if misfits:
+            raise Misfits(misfits)
         return self
 
     @property

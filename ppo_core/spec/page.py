@@ -1,0 +1,121 @@
+"""The run spec as a page of documentation, from the same fields that check it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from ppo_core.spec.run_spec import RunSpec
+
+_HEAD = """# The run spec
+
+Made by `python -m ppo_core.spec`; change `ppo_core/spec/`, not this page.
+
+A spec is YAML (or JSON). Unknown fields are refused, all faults are named at once. `May change` says when a stored run
+may take another value: `rollback` (a new segment of the same run), `fork` (only a new run), `never`. A field without a
+default is required. Where only one value is allowed, the field keeps a place for choices to come.
+"""
+
+
+def page() -> str:
+    """Markdown with every field, by group."""
+    parts = [_HEAD]
+    parts.extend(_table("The run", RunSpec, ""))
+    for prefix, model in _groups(RunSpec, ""):
+        parts.extend(_table(f"`{prefix}`", model, prefix))
+    return "\n".join(parts).replace("\n\n\n", "\n\n") + "\n"
+
+
+def field_names(model: type[BaseModel] = RunSpec, prefix: str = "") -> Iterator[str]:
+    """The dotted name of every field: `update.learning_rate`, `reward.sources[].weight`."""
+    for name, field in model.model_fields.items():
+        yield prefix + name
+        nested = _nested(field.annotation)
+        if nested is not None:
+            mark = "[]." if get_origin(field.annotation) is list else "."
+            yield from field_names(nested, prefix + name + mark)
+
+
+def _groups(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, type[BaseModel]]]:
+    for name, field in model.model_fields.items():
+        nested = _nested(field.annotation)
+        if nested is not None:
+            full = f"{prefix}{name}" + ("[]" if get_origin(field.annotation) is list else "")
+            yield full, nested
+            yield from _groups(nested, full + ".")
+
+
+def _nested(annotation: Any) -> type[BaseModel] | None:
+    for choice in (annotation, *get_args(annotation)):
+        if isinstance(choice, type) and issubclass(choice, BaseModel):
+            return choice
+    return None
+
+
+def _table(title: str, model: type[BaseModel], prefix: str) -> Iterator[str]:
+    yield f"\n## {title}\n\n{(model.__doc__ or '').strip()}\n"
+    if not model.model_fields:
+        return
+    yield "| field | kind | default | bounds | may change | what it is |\n|---|---|---|---|---|---|"
+    for name, field in model.model_fields.items():
+        full = f"{prefix}.{name}" if prefix else name
+        extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
+        cells = (
+            f"`{full}`",
+            _kind(field.annotation),
+            _default(field),
+            _bounds(field),
+            str(extra.get("changeable", "")),
+            (field.description or ""),
+        )
+        yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _kind(annotation: Any) -> str:
+    origin, args = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return " or ".join(_code(value) for value in args)
+    if origin in (Union, UnionType):
+        return " or ".join(_kind(choice) for choice in args)
+    if origin is list:
+        return f"list of {_kind(args[0])}s" if _nested(annotation) is None else "list of groups"
+    if origin is not None and args:  # Annotated
+        return _kind(args[0])
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return "group"
+    names = {int: "whole number", float: "number", str: "text", bool: "true or false", NoneType: "null", None: "null"}
+    return names[annotation]
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    return "see below" if isinstance(field.default, BaseModel) else _code(field.default)
+
+
+def _code(value: Any) -> str:
+    return f"`{json.dumps(value, ensure_ascii=False)}`"
+
+
+def _bounds(field: FieldInfo) -> str:
+    words = {
+        "ge": "≥ {}",
+        "gt": "> {}",
+        "le": "≤ {}",
+        "lt": "< {}",
+        "min_length": "at least {} long",
+        "max_length": "at most {} long",
+    }
+    found = {name: getattr(rule, name) for rule in field.metadata for name in words if hasattr(rule, name)}
+    if found.get("ge") is not None and found.get("ge") == found.get("le"):
+        return f"only {found['ge']:g}"
+    return ", ".join(
+        words[name].format(f"{value:,}" if isinstance(value, int) else f"{value:g}")
+        for name, value in found.items()
+        if value is not None
+    )
