@@ -19,6 +19,14 @@ export function formatNumber(value: number | null | undefined, nonfinite?: strin
   return text.replace("-", "−").replace(/e−/, "e−");
 }
 
+/** A number at an axis: as short as it can be said. */
+export function formatTick(value: number): string {
+  const size = Math.abs(value);
+  const rounded = Number(value.toPrecision(6));
+  const text = size !== 0 && (size < 1e-4 || size >= 1e6) ? rounded.toExponential().replace("e+", "e") : String(rounded);
+  return text.replace(/-/g, "−");
+}
+
 function group(digits: string): string {
   return digits.replace(/\B(?=(\d{3})+$)/g, "\u202f");
 }

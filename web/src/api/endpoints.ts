@@ -28,23 +28,19 @@ export const submitSpec = (text: string, idempotencyKey: string): Promise<Run> =
   post("/v1/runs", { spec_yaml: text }, { "Idempotency-Key": idempotencyKey });
 
 export async function presets(): Promise<Preset[]> {
-  return items(await get<Preset[] | { items: Preset[] }>("/v1/spec/presets"));
+  return (await get<Page<Preset>>("/v1/spec/presets")).items;
 }
 
 let registry: Promise<Map<string, MetricDefinition>> | null = null;
 
 /** Every metric's definition, read once. */
 export function metricRegistry(): Promise<Map<string, MetricDefinition>> {
-  registry ??= get<MetricDefinition[] | { items: MetricDefinition[] }>("/v1/metrics/registry").then(
-    (answer) => new Map(items(answer).map((metric) => [metric.name, metric])),
+  registry ??= get<{ items: MetricDefinition[] }>("/v1/metrics/registry").then(
+    (answer) => new Map(answer.items.map((metric) => [metric.name, metric])),
     (error: unknown) => {
       registry = null;
       throw error;
     },
   );
   return registry;
-}
-
-function items<T>(answer: T[] | { items: T[] }): T[] {
-  return Array.isArray(answer) ? answer : answer.items;
 }

@@ -2,7 +2,7 @@
 
 import { asProblem } from "../api/client";
 import { queryMetrics } from "../api/endpoints";
-import type { Problem, RunEvent } from "../api/types";
+import type { Problem, HistoryEvent } from "../api/types";
 import { addMetrics, extent, linesOf, mostPoints, type Lines } from "./lines";
 import { CHARTED } from "./panels";
 
@@ -22,7 +22,7 @@ export class ChartStore {
   #detail: Lines | null = null;
   #frame = 0;
   /** Events that came while the lines are read anew; some of them the answer has not seen. */
-  #missed: RunEvent[] | null = null;
+  #missed: HistoryEvent[] | null = null;
   #query: AbortController | null = null;
 
   constructor(private readonly run: string) {}
@@ -57,7 +57,7 @@ export class ChartStore {
     }
   }
 
-  apply(event: RunEvent): void {
+  apply(event: HistoryEvent): void {
     this.#missed?.push(event);
     if (event.seq <= this.cursor) return;
     this.cursor = event.seq;

@@ -1,6 +1,6 @@
 /** Lines of charts as data: put together from the api's columns, and continued by the stream's events. No drawing. */
 
-import type { RunEvent, SeriesData } from "../api/types";
+import type { HistoryEvent, SeriesData } from "../api/types";
 
 export interface Line {
   x: number[];
@@ -51,7 +51,7 @@ function cutFrom(line: Line, start: number): void {
 }
 
 /** Add one iteration's metrics. An iteration that a line already has is left as it is. */
-export function addMetrics(lines: Lines, names: ReadonlySet<string>, event: RunEvent): void {
+export function addMetrics(lines: Lines, names: ReadonlySet<string>, event: HistoryEvent): void {
   const iteration = event.iteration;
   if (iteration === null) return;
   const { nonfinite, ...values } = event.payload;
@@ -68,6 +68,11 @@ export function addMetrics(lines: Lines, names: ReadonlySet<string>, event: RunE
     line.high.push(number);
     if (name in marked) line.nonfinite.push(iteration);
   }
+}
+
+/** Whether there is anything to draw of it. */
+export function hasValues(line: Line): boolean {
+  return line.nonfinite.length > 0 || line.y.some((value) => value !== null);
 }
 
 /** Points of the longest line. */

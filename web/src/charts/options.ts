@@ -1,7 +1,7 @@
 /** How a panel looks as uPlot options. */
 
 import uPlot from "uplot";
-import { formatNumber } from "../format";
+import { formatTick } from "../format";
 import { colour } from "./colours";
 import { drawBand, drawNonfinite, drawSpread, type Healthy } from "./draw";
 import { spread, type Line } from "./lines";
@@ -40,19 +40,24 @@ function yRange(panel: Panel, scale: "y" | "right", now: Now): (u: uPlot) => uPl
   };
 }
 
-function axis(scale: "y" | "right", log: boolean): uPlot.Axis {
+function isPowerOfTen(value: number): boolean {
+  return Math.abs(Math.log10(value) - Math.round(Math.log10(value))) < 1e-9;
+}
+
+/** An axis of one line has that line's colour, so that the eye finds which is whose. */
+function axis(scale: "y" | "right", log: boolean, stroke: string): uPlot.Axis {
   return {
     scale,
     side: scale === "y" ? 3 : 1,
-    stroke: colour("muted"),
+    stroke,
     font: FONT,
-    size: 46,
+    size: 44,
     gap: 4,
     space: 30,
     ticks: { show: false },
     grid: { show: scale === "y", stroke: colour("grid"), width: 1 },
     values: (_, splits) =>
-      splits.map((value) => (value === null || (log && !Number.isInteger(Math.log10(value))) ? "" : formatNumber(Number(value.toPrecision(6))))),
+      splits.map((value) => (value === null || (log && !isPowerOfTen(value)) ? "" : formatTick(value))),
   };
 }
 
@@ -84,18 +89,17 @@ export function chartOptions(panel: Panel, size: { width: number; height: number
         return {
           scale: scaleOf(panel, name),
           stroke,
-          width: 1.5,
+          width: 1.25,
           spanGaps: false,
           show: now.shown(name),
           points: { show: (u, at) => fewPoints(u, at), size: 5, fill: stroke, stroke },
-          ...(panel.right?.includes(name) ? { dash: [5, 3] } : {}),
         };
       }),
     ],
     axes: [
       { stroke: colour("muted"), font: FONT, size: 26, gap: 3, space: 56, ticks: { show: false }, grid: { show: false }, incrs: [1, 2, 5, 10, 20, 25, 50, 100, 200, 250, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000] },
-      axis("y", log),
-      ...(panel.right ? [axis("right", false)] : []),
+      axis("y", log, panel.right && panel.left.length === 1 ? (colours[0] as string) : colour("muted")),
+      ...(panel.right ? [axis("right", false, panel.right.length === 1 ? (colours.at(-1) as string) : colour("muted"))] : []),
     ],
     hooks: {
       drawClear: [

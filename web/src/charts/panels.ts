@@ -4,7 +4,7 @@ export interface Panel {
   id: string;
   title: string;
   left: string[];
-  /** Metrics of another size, drawn dashed on an axis of their own. */
+  /** Metrics of another size, on an axis of their own. */
   right?: string[];
   scale?: "linear" | "log";
 }
@@ -36,7 +36,13 @@ export const PANELS: Panel[] = [
     id: "generation",
     title: "Generation",
     left: ["response/length_mean", "response/length_p95"],
-    right: ["response/eos_rate", "response/distinct_2"],
+    right: ["response/eos_rate"],
+  },
+  {
+    id: "diversity",
+    title: "Diversity",
+    left: ["response/distinct_2"],
+    right: ["response/repeat_3", "response/identical"],
   },
   { id: "entropy", title: "Entropy", left: ["policy/entropy"] },
   { id: "gradients", title: "Gradient norms", left: ["policy/grad_norm", "value/grad_norm"] },

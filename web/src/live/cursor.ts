@@ -1,5 +1,8 @@
 /** Positions in runs' histories: `ID:SEQ,ID:SEQ`, the stream's query and the id of its messages. */
 
+/** In the stream's query: the states of all runs. */
+export const EVERY_RUN = "*";
+
 export type Positions = Record<string, number>;
 
 export function formatPositions(positions: Positions): string {

@@ -4,14 +4,14 @@
  */
 
 import type { StreamEvent } from "../api/types";
-import { formatPositions, lowest, place, type Positions } from "./cursor";
+import { EVERY_RUN, formatPositions, lowest, place, type Positions } from "./cursor";
 
 export type StreamStatus = "connecting" | "live" | "away" | "signed-out";
 
-/** What a watcher is told. `resync`: it missed something (of this run, or of all) and has to load its state again. */
+/** What a watcher is told. `resync`: it missed something of this run (`*`: states) and has to load its state again. */
 export type HubMessage =
   | { kind: "event"; event: StreamEvent }
-  | { kind: "resync"; run: string | null }
+  | { kind: "resync"; run: string }
   | { kind: "status"; status: StreamStatus };
 
 /** What a watcher asks for: runs with its position in each, and whether it wants the states of all runs. */
@@ -24,7 +24,8 @@ export interface SourceHandlers {
   opened(): void;
   event(event: StreamEvent): void;
   ping(): void;
-  resync(): void;
+  /** The stream cannot go on from where it was asked to, but goes on from `seq`. */
+  resync(run: string, seq: number | null): void;
   bye(): void;
   /** `retrying`: the browser connects again by itself. */
   failed(retrying: boolean): void;
@@ -111,7 +112,7 @@ export class Hub {
   #connect(): void {
     this.#drop();
     const { runs, allStates } = this.#wanted();
-    const names = [allStates ? "*" : "", formatPositions(runs)].filter(Boolean).join(",");
+    const names = [allStates ? EVERY_RUN : "", formatPositions(runs)].filter(Boolean).join(",");
     if (!names) return;
     this.#open = { runs, allStates };
     const source = this.outside.open(`/v1/stream?runs=${encodeURIComponent(names)}`, {
@@ -121,7 +122,7 @@ export class Hub {
         this.#alive("live");
         this.#deliver(event);
       },
-      resync: () => this.#resyncAll(),
+      resync: (run, seq) => this.#resync(run, seq),
       bye: () => this.#setStatus("away"),
       failed: (retrying) => void this.#failed(retrying),
     });
@@ -174,18 +175,21 @@ export class Hub {
         watcher.wish.positions[event.run] = event.seq;
         watcher.tell({ kind: "event", event });
       } else if (where === "gap") {
-        delete watcher.wish.positions[event.run]; // Silent until the watcher says anew where it stands.
+        watcher.wish.positions[event.run] = event.seq;
         watcher.tell({ kind: "resync", run: event.run });
       }
     }
   }
 
-  #resyncAll(): void {
+  #resync(run: string, seq: number | null): void {
+    this.#alive("live");
+    if (run !== EVERY_RUN && this.#open && run in this.#open.runs) this.#open.runs[run] = seq ?? 0;
     for (const watcher of this.#watchers) {
-      watcher.wish = { positions: {}, allStates: watcher.wish.allStates };
-      watcher.tell({ kind: "resync", run: null });
+      const concerned = run === EVERY_RUN ? watcher.wish.allStates : run in watcher.wish.positions;
+      if (!concerned) continue;
+      if (run !== EVERY_RUN) watcher.wish.positions[run] = seq ?? 0;
+      watcher.tell({ kind: "resync", run });
     }
-    this.#settle();
   }
 
   #setStatus(status: StreamStatus): void {

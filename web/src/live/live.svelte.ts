@@ -4,7 +4,7 @@
  */
 
 import type { StreamEvent } from "../api/types";
-import type { Positions } from "./cursor";
+import { EVERY_RUN, type Positions } from "./cursor";
 import { Hub, type HubMessage, type Seat, type StreamStatus, type Wish } from "./hub";
 import { outside } from "./source";
 import type { ToWorker } from "./worker";
@@ -56,7 +56,7 @@ class Live {
     }
     for (const [follower, wish] of this.#followers) {
       if (message.kind === "resync") {
-        if (message.run === null || message.run in wish.positions) follower.resync();
+        if (message.run === EVERY_RUN ? wish.allStates : message.run in wish.positions) follower.resync();
       } else if (isNews(message.event, wish)) {
         if (message.event.run in wish.positions) wish.positions[message.event.run] = message.event.seq;
         follower.event(message.event);

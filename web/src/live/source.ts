@@ -11,7 +11,10 @@ function open(url: string, handlers: SourceHandlers): { close(): void } {
     handlers.event(JSON.parse(message.data) as StreamEvent);
   });
   source.addEventListener("ping", () => handlers.ping());
-  source.addEventListener("resync", () => handlers.resync());
+  source.addEventListener("resync", (message: MessageEvent<string>) => {
+    const { run, seq } = JSON.parse(message.data) as { run: string; seq?: number | null };
+    handlers.resync(run, seq ?? null);
+  });
   source.addEventListener("bye", () => handlers.bye());
   return source;
 }
