@@ -118,7 +118,7 @@ def main() -> None:
         server_header=False,
         timeout_graceful_shutdown=GRACE_S,
     )
-    Server(config, app).run()
+    Server(config, app).run(None if arguments.fd is None else [socket.socket(fileno=arguments.fd)])
 
 
 if __name__ == "__main__":
