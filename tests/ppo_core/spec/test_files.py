@@ -1,0 +1,269 @@
+"""What a spec points at: places, model folders, prompt rows by number, contexts, registered functions."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ppo_core.spec import check_files, parse_spec
+from ppo_core.spec.files import MAX_FAULTS_A_FILE, MAX_PROMPT_CHARACTERS, context_length, read_prompt
+
+ROWS = [{"prompt": f"a film about {number}"} for number in range(4)]
+
+
+class Place:
+    """A folder with a model and two prompt files that a good spec names; tests spoil one thing each."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.model = root / "policy"
+        self.model.mkdir()
+        self.config({"model_type": "llama", "max_position_embeddings": 128})
+        (self.model / "model.safetensors").touch()
+        self.prompts = root / "train.jsonl"
+        self.held_out = root / "held.jsonl"
+        for path in (self.prompts, self.held_out):
+            path.write_text("".join(json.dumps(row) + "\n" for row in ROWS), encoding="utf-8")
+
+    def config(self, config: Any) -> None:
+        (self.model / "config.json").write_text(json.dumps(config), encoding="utf-8")
+
+    def spec(self, **groups: Any) -> Any:
+        data: dict[str, Any] = {
+            "name": "t",
+            "policy": {"model": str(self.model)},
+            "data": {"prompts": str(self.prompts), "held_out": str(self.held_out)},
+            "rollout": {"batch_size": 4},
+            "reward": {"sources": [{"kind": "sequence_classifier", "model": str(self.model)}]},
+        }
+        for name, value in groups.items():
+            data[name] = {**data.get(name, {}), **value}
+        return parse_spec(data)
+
+    def faults(self, roots: list[Path] | None = None, **groups: Any) -> list[tuple[str, str]]:
+        return [(fault.pointer, fault.message) for fault in check_files(self.spec(**groups), roots)]
+
+    def only_fault(self, roots: list[Path] | None = None, **groups: Any) -> tuple[str, str]:
+        (fault,) = self.faults(roots, **groups)
+        return fault
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    (tmp_path / "root").mkdir()
+    return Place(tmp_path / "root")
+
+
+def test_a_good_spec_has_no_fault(place: Place) -> None:
+    assert place.faults() == []
+    assert place.faults(roots=[place.root]) == []
+    assert place.faults(roots=[Path("/nowhere"), place.root]) == []
+
+
+# Places
+
+
+def test_every_missing_file_is_named(place: Place) -> None:
+    found = place.faults(
+        policy={"model": "/no/policy"},
+        data={"prompts": "/no/train.jsonl", "held_out": "relative.jsonl"},
+        reward={"sources": [{"kind": "sequence_classifier", "model": "/no/rm"}]},
+    )
+    assert [pointer for pointer, _ in found] == [
+        "/policy/model",
+        "/data/prompts",
+        "/data/held_out",
+        "/reward/sources/0/model",
+    ]
+    assert all("does not exist; give the path" in message for _, message in found)
+
+
+def test_a_file_outside_the_roots_is_refused_whether_it_exists_or_not(place: Place, tmp_path: Path) -> None:
+    outside = tmp_path / "outside.jsonl"
+    outside.write_text(place.prompts.read_text(encoding="utf-8"), encoding="utf-8")
+    for text in (str(outside), str(tmp_path / "absent.jsonl"), str(place.root / ".." / "outside.jsonl"), "/etc/passwd"):
+        pointer, message = place.only_fault([place.root], data={"held_out": text})
+        assert pointer == "/data/held_out"
+        assert "outside the allowed folders" in message
+
+
+def test_a_link_out_of_the_roots_is_refused(place: Place, tmp_path: Path) -> None:
+    outside = tmp_path / "outside.jsonl"
+    outside.write_text(place.prompts.read_text(encoding="utf-8"), encoding="utf-8")
+    link = place.root / "link.jsonl"
+    link.symlink_to(outside)
+    assert "outside the allowed folders" in place.only_fault([place.root], data={"held_out": str(link)})[1]
+    assert place.faults(data={"held_out": str(link)}) == []  # without roots links go anywhere
+
+
+def test_a_linked_root_and_links_within_it_are_fine(place: Place, tmp_path: Path) -> None:
+    (tmp_path / "alias").symlink_to(place.root)
+    (place.root / "link.jsonl").symlink_to(place.held_out)
+    assert place.faults([tmp_path / "alias"], data={"held_out": str(place.root / "link.jsonl")}) == []
+
+
+def test_a_folder_whose_name_begins_like_a_root_is_outside(place: Place, tmp_path: Path) -> None:
+    (tmp_path / "root2").mkdir()
+    (tmp_path / "root2" / "held.jsonl").touch()
+    assert "outside" in place.only_fault([place.root], data={"held_out": str(tmp_path / "root2" / "held.jsonl")})[1]
+
+
+@pytest.mark.parametrize("name", ["loop", "x" * 300, "a/" * 500])
+def test_a_path_that_cannot_be_followed_is_a_fault(place: Place, name: str) -> None:
+    (place.root / "loop").symlink_to(place.root / "loop")
+    pointer, _ = place.only_fault(data={"held_out": f"{place.root}/{name}"[:1000]})
+    assert pointer == "/data/held_out"
+
+
+# Model folders
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", '"x"', "null", "\ufeff{}", "[" * 100_000, "\x00"])
+def test_a_folder_without_a_readable_config_is_no_model(place: Place, text: str) -> None:
+    (place.model / "config.json").write_text(text, encoding="utf-8")
+    found = place.faults()
+    assert {pointer for pointer, _ in found} == {"/policy/model", "/reward/sources/0/model"}
+    assert all("no readable config.json" in message for _, message in found)
+
+
+def test_a_file_is_no_model_folder(place: Place) -> None:
+    assert "no readable config.json" in place.only_fault(policy={"model": str(place.prompts)})[1]
+
+
+def test_a_model_with_code_of_its_own_is_refused(place: Place) -> None:
+    place.config({"auto_map": {"AutoModelForCausalLM": "modeling.Evil"}, "max_position_embeddings": 128})
+    assert all("brings its own code" in message for _, message in place.faults())
+    assert len(place.faults()) == 2
+
+
+def test_pickled_weights_alone_are_refused(place: Place) -> None:
+    (place.model / "model.safetensors").rename(place.model / "pytorch_model.bin")
+    assert all("no .safetensors file" in message for _, message in place.faults())
+    assert len(place.faults()) == 2
+
+
+# Context
+
+
+def test_prompt_and_response_must_fit_the_context(place: Place) -> None:
+    pointer, message = place.only_fault(data={"max_prompt_tokens": 89})
+    assert pointer == "/rollout/max_new_tokens"
+    assert "89" in message
+    assert "40" in message
+    assert "129 exceed the model's context of 128" in message
+    assert place.faults(data={"max_prompt_tokens": 88}) == []
+
+
+@pytest.mark.parametrize(
+    ("config", "length"),
+    [
+        ({"max_position_embeddings": 5}, 5),
+        ({"n_positions": 6}, 6),
+        ({"n_ctx": 7}, 7),
+        ({}, None),
+        ({"n_ctx": "8"}, None),
+    ],
+)
+def test_context_length_is_what_the_config_says(config: dict[str, Any], length: int | None) -> None:
+    assert context_length(config) == length
+
+
+# Prompts
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (b'{"prompt": "caf\xe9"}', "byte 15 is not UTF-8"),
+        (b"\xff\xfe{\x00", "byte 0 is not UTF-8"),
+        (b'{"prompt": "x"', "not valid JSON"),
+        (b"\xef\xbb\xbf{}", "not valid JSON"),
+        (b"[" * 100_000, "not valid JSON"),
+        (b'{"prompt": ' + b"9" * 5000 + b"}", "not valid JSON"),
+        (b'["x"]', "an object with a text"),
+        (b'"x"', "an object with a text"),
+        (b"null", "an object with a text"),
+        (b"NaN", "an object with a text"),
+        (b"{}", "an object with a text"),
+        (b'{"Prompt": "x"}', "an object with a text"),
+        (b'{"prompt": null}', "an object with a text"),
+        (b'{"prompt": 3}', "an object with a text"),
+        (b'{"prompt": ["x"]}', "an object with a text"),
+        (b'{"prompt": ""}', "the prompt is empty"),
+        (b'{"prompt": " \\t\\n\\u00a0"}', "the prompt is empty"),
+        (b'{"prompt": "half \\ud83d"}', "half of a surrogate pair"),
+        (b'{"prompt": "\\udc00\\ud800"}', "half of a surrogate pair"),
+        (json.dumps({"prompt": "x" * (MAX_PROMPT_CHARACTERS + 1)}).encode(), "1000001 characters"),
+    ],
+    ids=range(20),
+)
+def test_a_bad_row_is_named_by_its_number(place: Place, row: bytes, message: str) -> None:
+    good = place.prompts.read_bytes()
+    place.prompts.write_bytes(good + b"\n" + row + b"\n" + good)
+    pointer, found = place.only_fault()
+    assert pointer == "/data/prompts"
+    assert found.startswith("train.jsonl, row 6: ")  # 4 good rows and a blank one before it
+    assert message in found
+
+
+@pytest.mark.parametrize(
+    ("row", "prompt"),
+    [
+        (b'{"prompt": "x", "rating": 3}\r\n', "x"),
+        (b'{"prompt": "\\ud83d\\ude00"}', "\U0001f600"),
+        ('{"prompt": "ä\u2028b"}'.encode(), "ä\u2028b"),
+        (b'{"prompt": "a\\u0000b"}', "a\x00b"),
+        (b'{"prompt": " x "}', " x "),
+    ],
+)
+def test_an_odd_row_is_read_as_it_is(row: bytes, prompt: str) -> None:
+    assert read_prompt(row) == prompt
+
+
+def test_only_the_first_bad_rows_are_named(place: Place) -> None:
+    place.prompts.write_text("{}\n" * 100, encoding="utf-8")
+    found = place.faults()
+    assert len(found) == MAX_FAULTS_A_FILE + 1
+    assert "more than 10 bad rows" in found[-1][1]
+    place.prompts.write_text("{}\n" * MAX_FAULTS_A_FILE, encoding="utf-8")
+    assert len(place.faults()) == MAX_FAULTS_A_FILE
+
+
+def test_fewer_prompts_than_a_batch_are_refused(place: Place) -> None:
+    pointer, message = place.only_fault(rollout={"batch_size": 5})
+    assert pointer == "/data/prompts"
+    assert "4 prompts are fewer than rollout.batch_size 5" in message
+
+
+def test_blank_lines_are_no_prompts(place: Place) -> None:
+    place.prompts.write_text("\n \n" + place.prompts.read_text(encoding="utf-8") + "\n\n", encoding="utf-8")
+    assert place.faults() == []
+    assert place.faults(rollout={"batch_size": 5}) != []
+
+
+def test_a_held_out_file_without_a_prompt_is_refused(place: Place) -> None:
+    place.held_out.write_text("\n\n", encoding="utf-8")
+    pointer, message = place.only_fault()
+    assert pointer == "/data/held_out"
+    assert "holds no prompt" in message
+
+
+def test_a_folder_is_no_prompt_file(place: Place) -> None:
+    assert "is no file" in place.only_fault(data={"prompts": str(place.root)})[1]
+
+
+# Registered functions
+
+
+def test_functions_that_are_not_registered_are_refused_with_those_that_are(place: Place) -> None:
+    found = dict(
+        place.faults(
+            reward={"sources": [{"kind": "python", "name": "os.system"}]},
+            gate={"judge": {"kind": "python", "name": "no-such-judge"}},
+        )
+    )
+    assert "no reward function 'os.system' is registered (known: " in found["/reward/sources/0/name"]
+    assert "no judge 'no-such-judge' is registered (known: " in found["/gate/judge/name"]
