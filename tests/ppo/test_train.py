@@ -1,0 +1,241 @@
+"""`ppo train` as a person runs it: a process of its own, with a scripted trainer in the real one's place."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ppo_core.rundir import all_events, checkpoints, segment_dir, segments
+
+pytestmark = pytest.mark.usefixtures("scripted")
+
+
+def ppo(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "ppo.cli", *map(str, arguments)], cwd=cwd, capture_output=True, text=True, check=False,
+        timeout=60,
+    )  # fmt: skip
+
+
+def wait_for(what: Callable[[], bool], seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_run_to_its_end(spec_file: Path, tmp_path: Path) -> None:
+    done = ppo("train", spec_file, "--run-dir", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    assert "iteration 6/6: reward/score_mean 0.8571" in done.stdout
+    assert "succeeded: 6 iterations" in done.stdout
+    segment = segment_dir(tmp_path / "run", 1)
+    assert "the scripted trainer has begun" in segment.log(1, 0).read_text()
+    assert segment.read_start().spec["policy"]["model"] == str(spec_file.parent / "model")
+
+
+def test_the_default_run_directory_is_named_after_the_run(spec_file: Path, tmp_path: Path) -> None:
+    assert ppo("train", spec_file, cwd=tmp_path).returncode == 0
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert folder.name.startswith("tiny-run-1-")
+
+
+def test_set_changes_a_field(spec_file: Path, tmp_path: Path) -> None:
+    done = ppo("train", spec_file, "--run-dir", tmp_path / "run", "--set", "iterations=2", "--set", "kl.coef=0.5")
+    assert done.returncode == 0
+    assert segment_dir(tmp_path / "run", 1).read_start().spec["kl"]["coef"] == 0.5
+    assert "iteration 2/2" in done.stdout
+
+
+def test_json_is_the_journal_and_nothing_else(spec_file: Path, tmp_path: Path) -> None:
+    done = ppo("train", spec_file, "--run-dir", tmp_path / "run", "--json")
+    assert done.stdout == segment_dir(tmp_path / "run", 1).journal.read_text()
+    assert json.loads(done.stdout.splitlines()[-1])["payload"]["code"] == 0
+
+
+def test_old_checkpoints_go_by_the_retention_rules(spec_file: Path, tmp_path: Path) -> None:
+    assert ppo("train", spec_file, "--run-dir", tmp_path / "run").returncode == 0
+    left = [path.name for path in checkpoints(segment_dir(tmp_path / "run", 1))]
+    assert left == ["iter-000005", "iter-000006"]
+
+
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [("0", 0), ("10", 3), ("11", 3), ("64", 2), ("65", 1), ("69", 4), ("70", 1), ("75", 3), ("none", 1)],
+)
+def test_exit_codes(spec_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str, code: int) -> None:
+    monkeypatch.setenv("SCRIPTED_END", end)
+    assert ppo("train", spec_file, "--run-dir", tmp_path / "run").returncode == code
+
+
+def test_a_failure_is_shown_with_its_remedy(spec_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SCRIPTED_END", "65")
+    done = ppo("train", spec_file, "--run-dir", tmp_path / "run")
+    assert "failed: data: row 3 is bad" in done.stdout
+    assert "Correct row 3." in done.stdout
+
+
+def test_a_trainer_that_dies_without_a_word_shows_the_end_of_its_log(
+    spec_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SCRIPTED_END", "none")
+    done = ppo("train", spec_file, "--run-dir", tmp_path / "run")
+    assert "something odd" in done.stdout
+    assert "exit code 3" in done.stdout
+
+
+class Slow:
+    """A `ppo train` that goes on until it is ended."""
+
+    def __init__(self, spec_file: Path, run_dir: Path, *more: str) -> None:
+        self.run_dir = run_dir
+        self.pid_file = run_dir.with_name("pid")
+        self.process = subprocess.Popen(
+            [
+                sys.executable, "-m", "ppo.cli", "train", str(spec_file), "--run-dir", str(run_dir),
+                "--set", "iterations=100000", "--set", "checkpoints.every=100000", *more,
+            ],
+            env={**os.environ, "SCRIPTED_SPAWNS": str(self.pid_file), "SCRIPTED_SECONDS": "0.05"},
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+        wait_for(lambda: bool(segments(run_dir)) and any(e.type == "metrics" for e in self.events()))
+
+    def events(self) -> list:
+        return list(all_events(segments(self.run_dir)[-1].journal))
+
+    @property
+    def trainer(self) -> int:
+        return int(self.pid_file.read_text())
+
+    def __enter__(self) -> Slow:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.communicate(timeout=20)
+        wait_for(lambda: not psutil.pid_exists(self.trainer) or is_zombie(self.trainer))
+
+
+def is_zombie(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_stops_with_a_checkpoint(spec_file: Path, tmp_path: Path, signum: signal.Signals) -> None:
+    with Slow(spec_file, tmp_path / "run") as slow:
+        slow.process.send_signal(signum)
+        output, _ = slow.process.communicate(timeout=20)
+        assert slow.process.returncode == 3
+        assert "stopping with a checkpoint" in output
+        assert "--resume" in output
+        *_, checkpoint, end = slow.events()
+        assert (checkpoint.type, checkpoint.payload["reason"]) == ("checkpoint", "stop")
+        assert (end.type, end.payload["code"]) == ("end", 11)
+
+
+def test_a_second_ctrl_c_kills(spec_file: Path, tmp_path: Path) -> None:
+    with Slow(spec_file, tmp_path / "run") as slow:
+        os.kill(slow.trainer, signal.SIGSTOP)  # it cannot answer the first
+        slow.process.send_signal(signal.SIGINT)
+        time.sleep(0.3)
+        slow.process.send_signal(signal.SIGINT)
+        output, _ = slow.process.communicate(timeout=20)
+        assert slow.process.returncode == 3
+        assert "killed" in output
+
+
+def test_the_trainer_stops_when_its_terminal_is_killed(spec_file: Path, tmp_path: Path) -> None:
+    with Slow(spec_file, tmp_path / "run") as slow:
+        slow.process.kill()
+        wait_for(lambda: slow.events()[-1].type == "end")
+        assert slow.events()[-1].payload["code"] == 11
+
+
+def test_resume_goes_on_and_is_not_stopped_by_the_old_command(spec_file: Path, tmp_path: Path) -> None:
+    with Slow(spec_file, tmp_path / "run") as slow:
+        slow.process.send_signal(signal.SIGINT)
+        slow.process.communicate(timeout=20)
+        reached = slow.events()[-1].iteration
+    with Slow(spec_file, tmp_path / "run", "--resume") as slow:
+        wait_for(lambda: any(e.type == "metrics" and e.iteration > reached for e in slow.events()))
+        assert len(segments(tmp_path / "run")) == 1
+        assert [e.payload["attempt"] for e in slow.events() if e.type == "started"] == [1, 2]
+
+
+def test_resume_shows_only_what_is_new(spec_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SCRIPTED_END", "75")
+    ppo("train", spec_file, "--run-dir", tmp_path / "run")
+    before = len(list(all_events(segment_dir(tmp_path / "run", 1).journal)))
+    done = ppo("train", spec_file, "--run-dir", tmp_path / "run", "--resume", "--json")
+    assert json.loads(done.stdout.splitlines()[0])["seq"] == before + 1
+
+
+def test_a_finished_run_is_not_resumed(spec_file: Path, tmp_path: Path) -> None:
+    assert ppo("train", spec_file, "--run-dir", tmp_path / "run").returncode == 0
+    done = ppo("train", spec_file, "--run-dir", tmp_path / "run", "--resume")
+    assert done.returncode == 0
+    assert "reached its end" in done.stderr
+
+
+def refused(done: subprocess.CompletedProcess[str], *words: str) -> None:
+    assert done.returncode == 2, done.stdout + done.stderr
+    for word in words:
+        assert word in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_used_run_directory_is_refused(spec_file: Path, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "notes.txt").write_text("mine")
+    refused(ppo("train", spec_file, "--run-dir", tmp_path / "run"), "is not empty", "--resume")
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["notes.txt"]
+
+
+def test_resume_needs_a_run(spec_file: Path, tmp_path: Path) -> None:
+    refused(ppo("train", spec_file, "--resume"), "--run-dir")
+    refused(ppo("train", spec_file, "--resume", "--run-dir", tmp_path / "none"), "nothing to resume")
+
+
+def test_resume_refuses_another_spec(spec_file: Path, tmp_path: Path) -> None:
+    ppo("train", spec_file, "--run-dir", tmp_path / "run")
+    changed = ppo("train", spec_file, "--run-dir", tmp_path / "run", "--resume", "--set", "kl.coef=0.9")
+    refused(changed, "/kl/coef", "differs")
+
+
+def test_every_fault_of_a_spec_is_one_line(spec_file: Path, tmp_path: Path) -> None:
+    done = ppo(
+        "train", spec_file, "--run-dir", tmp_path / "run", "--set", "kl.coef=-1", "--set", "update.epoch=3",
+        "--set", "iterations=many",
+    )  # fmt: skip
+    refused(done, "/kl/coef: ", "/update/epoch: unknown field; did you mean `epochs`?", "/iterations: ")
+    assert not (tmp_path / "run").exists()
+
+
+def test_faults_as_json(spec_file: Path) -> None:
+    done = ppo("train", spec_file, "--json", "--set", "kl.coef=-1")
+    assert done.returncode == 2
+    (fault,) = json.loads(done.stdout)["error"]["errors"]
+    assert fault["pointer"] == "/kl/coef"
+
+
+def test_missing_files_are_named(spec_file: Path) -> None:
+    refused(ppo("train", spec_file, "--set", "policy.model=no/such/model"), "/policy/model: ", "no/such/model")
+    refused(ppo("train", "no-such-spec.yaml"), "no-such-spec.yaml cannot be read")
+
+
+def test_broken_yaml_is_told_with_its_line(spec_file: Path) -> None:
+    spec_file.write_text("name: x\npolicy: {model: [")
+    refused(ppo("train", spec_file), "not valid YAML: line 2")
