@@ -1,0 +1,1 @@
+"""Claims runs, supervises them, brings journals to Postgres and commands to trainers. No maths, no web."""

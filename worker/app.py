@@ -1,0 +1,105 @@
+"""The Celery application: `celery -A worker.app worker`, or `python -m worker.app`.
+
+Its one task, `hint`, says that the queue has work. A hint that is lost, doubled or late changes nothing, so there is
+nothing to acknowledge late, retry, time out, or keep a result of; and since a supervisor is started detached, nothing
+long ever runs inside Celery. With the broker away the thread below goes on looking by itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+from typing import Any
+
+from celery import Celery, bootsteps
+
+from worker.data_folder import DataFolderError
+from worker.loop import Looker
+from worker.settings import read_settings
+
+log = logging.getLogger("worker")
+
+
+def _configuration() -> dict[str, Any]:
+    """Read when first needed, so that importing this module needs no environment."""
+    return {
+        "broker_url": read_settings().redis_url,
+        # One process, no children: a fork would inherit database connections, and there is nothing to do in parallel.
+        "worker_pool": "solo",
+        "worker_concurrency": 1,
+        "task_serializer": "json",
+        "accept_content": ["json"],
+        "task_ignore_result": True,
+        "task_acks_late": False,
+        "worker_prefetch_multiplier": 1,
+        "worker_disable_prefetch": True,
+        "worker_hijack_root_logger": False,
+        "worker_cancel_long_running_tasks_on_connection_loss": False,
+        "worker_send_task_events": False,
+        "broker_connection_retry_on_startup": True,
+        "broker_connection_max_retries": None,
+        "broker_connection_timeout": 4,
+        "broker_transport_options": {
+            "socket_connect_timeout": 4,
+            "socket_timeout": 30,
+            "socket_keepalive": True,
+            "health_check_interval": 10,
+        },
+    }
+
+
+app = Celery("ppo")
+app.add_defaults(_configuration)
+
+
+class Looking(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no types
+    """The thread that looks at the queue. It starts before the broker is reached, and works without it."""
+
+    looker: Looker | None = None
+
+    def __init__(self, parent: Any, **options: Any) -> None:
+        super().__init__(parent, **options)
+        self._thread: threading.Thread | None = None
+
+    def start(self, parent: Any) -> None:
+        looker = Looker(read_settings())
+        try:
+            looker.register()
+        except DataFolderError as error:
+            print(error, file=sys.stderr)
+            raise SystemExit(1) from error
+        Looking.looker = looker
+        self._thread = threading.Thread(target=looker.run, name="look")
+        self._thread.start()
+
+    def stop(self, parent: Any) -> None:
+        """A warm shutdown is a drain: it lasts until the runs have saved and are back in the queue."""
+        if Looking.looker is not None and self._thread is not None:
+            Looking.looker.stop()
+            self._thread.join()
+
+    def terminate(self, parent: Any) -> None:
+        self.stop(parent)
+
+
+app.steps["worker"].add(Looking)
+
+
+@app.task(name="hint", ignore_result=True)  # type: ignore[untyped-decorator]  # Celery has no types
+def hint(run_id: str | None = None) -> None:
+    """The queue has work. Which run was meant does not matter: the best one is taken."""
+    if Looking.looker is not None:
+        Looking.looker.hint()
+
+
+def main() -> None:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stdout)
+    app.worker_main(["worker", "--loglevel", "INFO", "--without-gossip", "--without-mingle", "--without-heartbeat"])
+
+
+if __name__ == "__main__":
+    # Under its own name, so that the application is the one that `celery -A worker.app` would find.
+    from worker.app import main as named_main
+
+    named_main()

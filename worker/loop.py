@@ -1,0 +1,190 @@
+"""The worker's one job: look at the queue, claim what fits, start a supervisor for it. `python -m worker.loop`.
+
+Nothing long runs here. It looks every few seconds by itself and at once when hinted; a supervisor is a session of its
+own and outlives this process. `worker.app` is the same with Celery's hints; this one needs no broker.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+
+from store import workers
+from store.queue import Claim, claim
+from store.session import AWAY, make_engine, session_factory
+from worker.data_folder import DataFolderError, prove_writable
+from worker.processes import carries, marks
+from worker.settings import WorkerSettings, read_settings
+
+log = logging.getLogger("worker")
+
+
+def code_version() -> str:
+    """The installed version of this code."""
+    try:
+        return version("ppo-control")
+    except PackageNotFoundError:
+        return "source"
+
+
+class Looker:
+    """Registers the worker and looks at the queue until it is told to drain. One thread calls `run`."""
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        self.settings = settings
+        self.engine = make_engine(settings.database_url, pool_size=2)
+        self.sessions = session_factory(self.engine)
+        self._hinted = threading.Event()
+        self._stopping = threading.Event()
+        self._supervisors: list[subprocess.Popen[bytes]] = []
+        self._inherited: list[tuple[str, int, int]] = []
+
+    def hint(self) -> None:
+        """The queue may have work: look now."""
+        self._hinted.set()
+
+    def stop(self) -> None:
+        """Claim nothing more; `run` drains and returns."""
+        self._stopping.set()
+        self._hinted.set()
+
+    def register(self) -> None:
+        """Prove the data folder and announce the worker, waiting for the database if it is not up yet.
+
+        Raises:
+            DataFolderError
+        """
+        settings = self.settings
+        token = prove_writable(settings.data_dir, settings.worker_id)
+
+        def announce() -> None:
+            with self.sessions.begin() as session:
+                workers.register(
+                    session,
+                    worker_id=settings.worker_id,
+                    host=socket.gethostname(),
+                    pid=os.getpid(),
+                    cpu_slots=settings.cpu_slots,
+                    gpus=settings.gpus,
+                    version=code_version(),
+                    data_token=token,
+                )
+
+        while not self._stopping.is_set():
+            if self._try(announce):
+                log.info("worker %s: %d CPU slots, %d GPUs", settings.worker_id, settings.cpu_slots, settings.gpus)
+                return
+            self._stopping.wait(1)
+
+    def run(self) -> None:
+        """Look until told to stop, then drain."""
+        while not self._stopping.is_set():
+            self._hinted.clear()
+            self._try(self.look)
+            self._hinted.wait(self.settings.poll_s)
+        self._drain()
+
+    def look(self) -> int:
+        """Say that the worker is alive and start what fits; returns how many runs were started."""
+        self._reap()
+        with self.sessions.begin() as session:
+            workers.heartbeat(session, self.settings.worker_id)
+        started = 0
+        while not self._stopping.is_set():
+            with self.sessions.begin() as session:
+                claimed = claim(session, self.settings.worker_id, self.settings.lease_s)
+            if claimed is None:
+                break
+            self._start_supervisor(claimed)
+            started += 1
+        return started
+
+    def _start_supervisor(self, claimed: Claim) -> None:
+        """Detached: in a session of its own, with nothing of ours open. If it cannot start, the lease runs out."""
+        run_dir = self.settings.run_dir(claimed.run_id)
+        run_dir.mkdir(parents=True, exist_ok=True)
+        log.info("claimed %s, attempt %d", claimed.run_id, claimed.attempt)
+        with (run_dir / "supervisor.log").open("ab") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "worker.supervise", claimed.run_id, str(claimed.token)],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env={**os.environ, **marks(claimed.run_id, claimed.token)},
+            )
+        self._supervisors.append(process)
+
+    def _reap(self) -> None:
+        self._supervisors = [process for process in self._supervisors if process.poll() is None]
+
+    def _drain(self) -> None:
+        """Have every supervisor of this worker save its run and put it back, and wait until they are gone."""
+        worker = self.settings.worker_id
+        self._try(lambda: self._set_state("draining"))
+        for process in self._supervisors:
+            with contextlib.suppress(ProcessLookupError):
+                process.terminate()
+        self._try(self._terminate_inherited)
+        deadline = time.monotonic() + self.settings.drain_s + 60
+        while time.monotonic() < deadline:
+            self._reap()
+            if not self._supervisors and not self._inherited:
+                break
+            self._inherited = [key for key in self._inherited if carries(key[2], key[0], key[1])]
+            time.sleep(0.1)
+        self._try(lambda: self._set_state("gone"))
+        self.engine.dispose()
+        log.info("worker %s is drained", worker)
+
+    def _terminate_inherited(self) -> None:
+        """Supervisors that an earlier process of this worker started and left behind when it was killed."""
+        with self.sessions() as session:
+            running = workers.supervised_runs(session, self.settings.worker_id)
+        ours = {process.pid for process in self._supervisors}
+        self._inherited = [
+            (run, token, pid) for run, token, pid in running if pid not in ours and carries(pid, run, token)
+        ]
+        for _, _, pid in self._inherited:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+
+    def _set_state(self, state: str) -> None:
+        with self.sessions.begin() as session:
+            workers.set_state(session, self.settings.worker_id, state)
+
+    def _try(self, work: Callable[[], object]) -> bool:
+        """Do what needs the database; False when it is away. The next look tries again."""
+        try:
+            work()
+        except AWAY as error:
+            log.warning("the database is away: %s", str(error).splitlines()[0])
+            return False
+        return True
+
+
+def main() -> int:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stdout)
+    looker = Looker(read_settings())
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: looker.stop())
+    try:
+        looker.register()
+    except DataFolderError as error:
+        print(error, file=sys.stderr)
+        return 1
+    looker.run()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

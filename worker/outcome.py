@@ -1,0 +1,128 @@
+"""What an ended attempt means for its run: decided from the journal's `end`, then written in one transaction."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from sqlalchemy.orm import Session
+
+from ppo_core.rundir import ExitCode
+from store import recovery
+from store.commands import finish_open, open_commands
+from store.models import Run
+from store.runs import locked_run, transition
+
+Kind = Literal["succeeded", "paused", "stopped", "failed", "requeued", "cancelled", "lost"]
+# Why the supervisor itself ended the trainer, if it did.
+EndedBy = Literal["loading_stop", "deadline", "stalled"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of an attempt."""
+
+    kind: Kind
+    code: str
+    detail: str | None = None
+    hint: str | None = None
+
+
+def from_end(end: dict[str, Any], saved_iteration: int | None, draining: bool) -> Outcome:
+    """What the trainer's own last word means."""
+    reason = str(end.get("reason") or "")
+    error = end.get("error") or {}
+    saved = None if saved_iteration is None else f"saved at iteration {saved_iteration}"
+    match end.get("code"):
+        case ExitCode.DONE:
+            return Outcome("succeeded", "goal")
+        case ExitCode.PAUSED:
+            return Outcome("paused", reason or "paused", saved)
+        case ExitCode.STOPPED:
+            return Outcome("requeued", "drained", saved) if draining else Outcome("stopped", "stopped", saved)
+        case ExitCode.GATE_OR_GUARD:
+            return Outcome("stopped", reason or "guard", saved)
+        case ExitCode.DRAINED:
+            return Outcome("requeued", "drained", saved)
+        case ExitCode.BAD_SPEC | ExitCode.DATA_OR_REWARD | ExitCode.FAULT:
+            return Outcome(
+                "failed",
+                str(error.get("code") or "trainer_fault"),
+                str(error.get("message") or f"the trainer ended with code {end['code']}"),
+                error.get("hint"),
+            )
+    return Outcome("failed", "trainer_fault", f"the trainer ended with the unknown code {end.get('code')!r}")
+
+
+def without_end(how: str, ended_by: EndedBy | None, why: str | None, draining: bool) -> Outcome:
+    """What it means that the trainer left no last word. `how` is its exit, `why` what made the supervisor end it."""
+    match ended_by:
+        case "loading_stop":
+            return Outcome(
+                "requeued" if draining else "stopped",
+                "drained" if draining else "stopped",
+                "ended while it was loading; no new checkpoint",
+            )
+        case "deadline" if draining:
+            return Outcome("requeued", "drained", f"{why}; it goes on from its last checkpoint")
+        case "deadline":
+            return Outcome("cancelled", "stop_deadline", f"{why}; what came after its last checkpoint is lost")
+        case "stalled":
+            return Outcome("lost", "stalled", f"the trainer was ended: {why}")
+    hint = "Look at the end of the attempt's log."
+    if how == "signal 9":
+        hint = "Signal 9 from outside is most often the kernel, out of memory: look at the machine's log."
+    return Outcome("lost", "trainer_lost", f"trainer ended without a word ({how})", hint)
+
+
+def write_outcome(session: Session, run_id: str, token: int, outcome: Outcome) -> Run:
+    """Bring the run to rest, its commands with it, all in the caller's transaction.
+
+    The caller has proved that no process of the attempt is left.
+
+    Raises:
+        LeaseLost: the outcome of this attempt no longer counts.
+    """
+    run = locked_run(session, run_id, expect_token=token)
+    asked = {command.kind for command in open_commands(session, run_id)}
+    reason = {"reason_code": outcome.code, "reason_detail": outcome.detail, "hint": outcome.hint}
+    kind = outcome.kind
+    if kind == "requeued" and "stop" in asked:
+        kind, reason["reason_code"] = "stopped", "stopped"
+    if kind == "paused" and run.state == "stopping":
+        kind = "stopped"  # it had paused before the stop reached it; either way it stands still with a checkpoint
+    if kind in ("paused", "requeued") and run.state == "starting":
+        run = transition(session, run_id, "running", expect_token=token)
+    match kind:
+        case "lost":
+            transition(session, run_id, "recovering", expect_token=token, **reason)
+            return recovery.settle(
+                session,
+                run_id,
+                expect_token=token,
+                code=outcome.code,
+                detail=outcome.detail or "",
+                hint=outcome.hint,
+            )
+        case "requeued":
+            if run.state != "stopping":
+                transition(session, run_id, "stopping", expect_token=token, **reason)
+            return transition(session, run_id, "queued", expect_token=token, **reason)
+        case "cancelled":
+            if run.state != "killing":
+                transition(session, run_id, "killing", expect_token=token, **reason)
+            run = transition(session, run_id, "cancelled", expect_token=token, **reason)
+            finish_open(session, run_id, {"stop": ("timed_out", outcome.detail)})
+        case "paused":
+            run = transition(session, run_id, "paused", expect_token=token, **reason)
+            finish_open(session, run_id, {"pause": ("done", outcome.detail)})
+        case "stopped":
+            run = transition(session, run_id, "stopped", expect_token=token, **reason)
+            finish_open(session, run_id, {"stop": ("done", outcome.detail)})
+        case "succeeded":
+            run = transition(session, run_id, "succeeded", expect_token=token, **reason)
+            finish_open(session, run_id, {"stop": ("superseded", "the run reached its goal first")})
+        case "failed":
+            run = transition(session, run_id, "failed", expect_token=token, **reason)
+            finish_open(session, run_id, {})
+    return run

@@ -1,0 +1,164 @@
+"""Puts right what the dead left behind: `python -m worker.reconcile`, a process of its own.
+
+Every few seconds: leases that ran out make their runs `recovering`, and once the processes of the lost attempt are
+proved gone the run is queued again, or failed. Silent workers are gone, stray slots are freed, commands that nobody
+takes up time out. Any number may run; an advisory lock lets one of them work.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+from sqlalchemy import Connection, select, text
+from sqlalchemy.orm import Session, sessionmaker
+
+from ppo_core.errors import RunDirectoryError
+from ppo_core.rundir import segment_dir
+from store import leases, recovery, workers
+from store.commands import time_out_unattended
+from store.models import Run, Worker
+from store.runs import IllegalMove, LeaseLost, transition
+from store.session import AWAY, make_engine, session_factory
+from worker.delivery import Delivery
+from worker.processes import kill_marked
+from worker.settings import WorkerSettings, read_settings
+
+log = logging.getLogger("worker.reconcile")
+
+_LOCK = 7_370_002
+
+
+class Reconciler:
+    """One look after the other, as long as it holds the lock."""
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        self.settings = settings
+        self.engine = make_engine(settings.database_url, pool_size=2)
+        self.sessions: sessionmaker[Session] = session_factory(self.engine)
+        self.stopping = threading.Event()
+        self._holder: Connection | None = None
+        self._trust_leases_from = 0.0
+
+    def run(self) -> None:
+        """Look until told to stop."""
+        while not self.stopping.is_set():
+            try:
+                if self._holds_lock():
+                    self.look()
+            except AWAY as error:
+                log.warning("the database is away: %s", str(error).splitlines()[0])
+                self._let_go()
+                # Replaying its log may have taken Postgres longer than a lease: supervisors get their time to renew.
+                self._trust_leases_from = time.monotonic() + self.settings.lease_s
+            self.stopping.wait(min(self.settings.poll_s, self.settings.lease_s / 4))
+        self._let_go()
+        self.engine.dispose()
+
+    def look(self) -> None:
+        """Everything once. A fault with one run does not keep the others waiting."""
+        if time.monotonic() >= self._trust_leases_from:
+            with self.sessions() as session:
+                overdue = leases.expired(session, self.settings.lease_s)
+            for run_id, token in overdue:
+                self._for_one(run_id, lambda run_id=run_id, token=token: self._declare_lost(run_id, token))
+        with self.sessions() as session:
+            lost = session.execute(
+                select(Run.id, Run.lease_token, Run.active_segment).where(Run.state == "recovering")
+            ).all()
+        for run_id, token, segment in lost:
+            self._for_one(
+                run_id, lambda run_id=run_id, token=token, segment=segment: self._recover(run_id, token, segment)
+            )
+        with self.sessions.begin() as session:
+            for worker_id in workers.mark_silent(session, self.settings.lease_s + 2 * self.settings.poll_s):
+                log.warning("worker %s is gone", worker_id)
+            freed = workers.free_stray_slots(session)
+            if freed:
+                log.error("freed %d slots that no run held", freed)
+            time_out_unattended(session)
+
+    def _for_one(self, run_id: str, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except (LeaseLost, IllegalMove) as error:
+            log.info("run %s moved meanwhile: %s", run_id, error)
+        except AWAY:
+            raise
+        except Exception:
+            log.exception("run %s", run_id)
+
+    def _declare_lost(self, run_id: str, token: int) -> None:
+        with self.sessions.begin() as session:
+            run = session.get_one(Run, run_id)
+            worker = session.get(Worker, run.lease_worker) if run.lease_worker else None
+            where = f" on {worker.host}" if worker else ""
+            detail = f"supervisor{where} was silent for more than {self.settings.lease_s:g} s"
+            transition(
+                session, run_id, "recovering", expect_token=token, reason_code="supervisor_lost", reason_detail=detail
+            )
+        log.warning("run %s: %s", run_id, detail)
+
+    def _recover(self, run_id: str, token: int, segment: int) -> None:
+        """End what is left of the attempt here, deliver its journal, and decide.
+
+        On another machine the trainer died with its supervisor by the kernel's word, and the next claim there looks
+        for left-overs before it starts.
+        """
+        left = kill_marked(run_id, token)
+        if left:
+            log.error("run %s: processes %s cannot be ended; it stays recovering", run_id, left)
+            return
+        folder = segment_dir(self.settings.run_dir(run_id), segment)
+        try:
+            Delivery(self.sessions, run_id, segment, folder).all(token)
+        except RunDirectoryError as error:
+            log.error("run %s: its journal cannot be delivered: %s", run_id, error)
+        with self.sessions.begin() as session:
+            run = session.get_one(Run, run_id)
+            run = recovery.settle(
+                session,
+                run_id,
+                expect_token=token,
+                code=run.reason_code or "supervisor_lost",
+                detail=run.reason_detail or "the supervisor was lost",
+                hint=run.hint,
+            )
+            log.warning("run %s is %s again", run_id, run.state)
+
+    def _holds_lock(self) -> bool:
+        if self._holder is None or self._holder.invalidated:
+            self._let_go()
+            self._holder = self.engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+        held = self._holder.scalar(
+            text(
+                "SELECT CASE WHEN EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()"
+                " AND objid = :key) THEN true ELSE pg_try_advisory_lock(:key) END"
+            ),
+            {"key": _LOCK},
+        )
+        return bool(held)
+
+    def _let_go(self) -> None:
+        if self._holder is not None:
+            # A pooled connection would keep the lock: this one is closed for good.
+            self._holder.invalidate()
+            self._holder.close()
+            self._holder = None
+
+
+def main() -> int:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stdout)
+    reconciler = Reconciler(read_settings())
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: reconciler.stopping.set())
+    reconciler.run()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,55 @@
+"""The worker's settings, from the environment; it refuses to start without the ones it needs."""
+
+from __future__ import annotations
+
+import shlex
+import socket
+import sys
+from pathlib import Path
+from typing import Self
+
+from pydantic import Field, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class WorkerSettings(BaseSettings):
+    """Settings of worker, supervisor and reconciler."""
+
+    model_config = SettingsConfigDict(env_prefix="PPO_", extra="ignore", populate_by_name=True)
+
+    database_url: str = Field(validation_alias="DATABASE_URL")
+    redis_url: str | None = Field(None, validation_alias="REDIS_URL", description="Broker of hints; none: look only.")
+    data_dir: Path = Field(description="Folder shared with the api; run directories lie in data_dir/runs/.")
+    worker_id: str = Field(
+        default_factory=socket.gethostname,
+        min_length=1,
+        max_length=200,
+        description="This machine's name. Worker processes of one name share its slots.",
+    )
+    cpu_slots: int = Field(1, ge=0, le=1024, description="Runs without GPU at the same time.")
+    gpus: int = Field(0, ge=0, le=1024, description="GPUs to give to runs.")
+    lease_s: float = Field(20, gt=0, description="How long a supervisor may be silent before its run is taken back.")
+    renew_s: float = Field(5, gt=0, description="How often a supervisor renews its lease.")
+    poll_s: float = Field(5, gt=0, description="How often worker and reconciler look by themselves.")
+    drain_s: float = Field(780, gt=0, description="How long a draining worker's runs have to save and stop.")
+    trainer_command: str | None = Field(None, description="Replaces `python -m ppo_core.main`; same arguments.")
+
+    @model_validator(mode="after")
+    def _renews_in_time(self) -> Self:
+        if self.renew_s > self.lease_s / 2:
+            raise ValueError("PPO_RENEW_S must be at most half of PPO_LEASE_S: one late renewal must not end a lease")
+        return self
+
+    @property
+    def trainer_words(self) -> list[str]:
+        """The trainer's command line without its arguments."""
+        return shlex.split(self.trainer_command) if self.trainer_command else [sys.executable, "-m", "ppo_core.main"]
+
+    def run_dir(self, run_id: str) -> Path:
+        """A run's folder."""
+        return self.data_dir.absolute() / "runs" / run_id
+
+
+def read_settings() -> WorkerSettings:
+    """Settings of this process's environment."""
+    return WorkerSettings()

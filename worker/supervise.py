@@ -1,0 +1,330 @@
+"""Looks after one run from its claim to its rest: `python -m worker.supervise RUN_ID TOKEN`.
+
+It starts the trainer, renews the lease, hands commands over, brings the journal to Postgres, ends what does not end
+by itself, proves every process gone, and only then writes what became of the run. While Postgres is away the trainer
+trains on; everything is delivered when it is back. If the supervisor dies, the kernel kills its trainer.
+
+One thread, one loop: nothing here takes long but a commit, and a trainer needs no attention for seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import FrameType
+from typing import TypeVar, cast
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session, sessionmaker
+
+from ppo_core.errors import PPOCoreError, RunDirectoryError
+from ppo_core.rundir import CommandKind, ControlCommand, SegmentDir, send_command
+from store import leases
+from store.commands import mark_delivered
+from store.models import Command, Run
+from store.queue import held_gpus
+from store.runs import LeaseLost, RunNotFound, locked_run, transition
+from store.session import AWAY, make_engine, session_factory
+from worker.attempt_view import AttemptView
+from worker.delivery import Delivery
+from worker.outcome import EndedBy, Outcome, from_end, without_end, write_outcome
+from worker.processes import kill_marked
+from worker.prune import Pruner, rules_of
+from worker.segment_start import Prepared, prepare
+from worker.settings import WorkerSettings, read_settings
+from worker.trainer_process import TrainerProcess, describe_exit
+
+log = logging.getLogger("worker.supervise")
+T = TypeVar("T")
+
+TICK_S = 0.1
+TERM_GRACE_S = 10.0
+# A trainer that is loading has nothing to save: it may go at once.
+LOADING_GRACE_S = 0.5
+# Between its last word and its exit a trainer only has to leave.
+LEAVING_GRACE_S = 10.0
+# What a trainer that has gone left running.
+CHILDREN_GRACE_S = 2.0
+AWAY_PAUSE_S = 1.0
+
+
+@dataclass
+class Attempt:
+    """A started trainer, and what belongs to it."""
+
+    segment: SegmentDir
+    view: AttemptView
+    delivery: Delivery
+    pruner: Pruner
+    trainer: TrainerProcess
+    ended_by: EndedBy | None = None
+    why: str | None = None
+    left_at: float | None = None
+    pruned_at: int | None = None
+
+    def end(self, by: EndedBy, why: str) -> None:
+        """From now on the trainer is being ended."""
+        log.warning("ending the trainer: %s", why)
+        self.ended_by, self.why = by, why
+
+    def over(self) -> bool:
+        """Whether the trainer and all it started are gone. What it left behind when it went is ended here."""
+        self.view.read()
+        return self.trainer.exit_status() is not None and self.trainer.end(CHILDREN_GRACE_S)
+
+    def outcome(self, draining: bool) -> Outcome:
+        """What became of it."""
+        if self.view.end is not None:
+            return from_end(self.view.end, self.view.saved_iteration, draining)
+        return without_end(describe_exit(self.trainer.exit_status()), self.ended_by, self.why, draining)
+
+
+class Supervisor:
+    """One claim of one run."""
+
+    def __init__(self, settings: WorkerSettings, run_id: str, token: int) -> None:
+        self.settings = settings
+        self.run_id = run_id
+        self.token = token
+        self.run_dir = settings.run_dir(run_id)
+        self.engine = make_engine(settings.database_url, pool_size=2)
+        self.sessions: sessionmaker[Session] = session_factory(self.engine)
+        self.draining = False
+        self._drain_until: float | None = None
+        self._drain_told = False
+        self._stop_until: float | None = None
+        self._handed_over: dict[str, str] = {}
+        self._renew_at = 0.0
+        self._look_at = 0.0
+        self._is_away = False
+
+    def run(self) -> int:
+        """From claim to rest; the exit status is for people who read process lists."""
+        attempt = None
+        try:
+            prepared = self._patiently(self._prepare)
+            left = kill_marked(self.run_id, self.token - 1)
+            if left:
+                raise RunDirectoryError(f"processes {left} of an earlier attempt are still there and cannot be ended")
+            attempt = self._start(prepared)
+            self._look_after(attempt)
+            outcome = attempt.outcome(self.draining)
+        except (LeaseLost, RunNotFound) as lost:
+            # Somebody else decides about the run now, and must not meet our trainer.
+            log.warning("left the run alone: %s", lost)
+            if attempt is not None:
+                self._end_now(attempt)
+            return 3
+        except (PPOCoreError, OSError) as error:
+            log.error("the run cannot go on: %s", error)
+            code, hint = "trainer_start", "Look at PPO_TRAINER_COMMAND and at the run's folder."
+            if isinstance(error, PPOCoreError):
+                code, hint = error.code, error.hint
+            outcome = Outcome("failed", code, str(error), hint)
+        except Exception as error:
+            log.exception("fault of the supervisor")
+            hint = "This is a fault of the platform; the supervisor's log lies in the run's folder."
+            outcome = Outcome("lost", "supervisor_fault", f"{type(error).__name__}: {error}", hint)
+        if attempt is not None:
+            self._end_now(attempt)
+        return self._rest(attempt, outcome)
+
+    def drain(self, signum: int = 0, frame: FrameType | None = None) -> None:
+        """Save, stop, and put the run back into the queue."""
+        self.draining = True
+
+    # Start
+
+    def _prepare(self) -> Prepared:
+        return prepare(self.sessions, self.run_id, self.token, self.run_dir, os.getpid())
+
+    def _held_gpus(self) -> tuple[int, ...]:
+        with self.sessions() as session:
+            return held_gpus(session, self.run_id)
+
+    def _start(self, prepared: Prepared) -> Attempt:
+        segment, start = prepared.folder, prepared.start
+        view = AttemptView(segment)
+        gpus = self._patiently(self._held_gpus)
+        words = [*self.settings.trainer_words, str(segment.path), "--token", str(self.token)]
+        words += ["--attempt", str(prepared.attempt)]
+        environment = {"CUDA_VISIBLE_DEVICES": visible_devices(gpus)}
+        trainer = TrainerProcess(words, self.run_id, self.token, segment.log(prepared.attempt, 0), environment)
+        log.info("attempt %d: trainer %d in %s", prepared.attempt, trainer.pid, segment.path)
+        return Attempt(
+            segment,
+            view,
+            Delivery(self.sessions, self.run_id, start.segment, segment),
+            Pruner(self.sessions, self.run_id, self.token, self.run_dir, rules_of(start.spec)),
+            trainer,
+        )
+
+    # The loop
+
+    def _look_after(self, attempt: Attempt) -> None:
+        while not attempt.over():
+            self._database(lambda: self._attend(attempt))
+            self._decide(attempt)
+            time.sleep(TICK_S)
+        attempt.view.read()
+
+    def _attend(self, attempt: Attempt) -> None:
+        """What needs the database: the lease, the journal, the commands."""
+        self._renew()
+        attempt.delivery.step(self.token)
+        with self.sessions.begin() as session:
+            self._take_commands(session, attempt)
+            if self._drain_until is not None and not self._drain_told:
+                state = locked_run(session, self.run_id, expect_token=self.token).state
+                if state in ("starting", "running"):
+                    transition(session, self.run_id, "stopping", expect_token=self.token, reason_code="drain")
+                self._drain_told = True
+        saved = attempt.view.saved_iteration
+        if saved != attempt.pruned_at:
+            attempt.pruned_at = saved
+            attempt.pruner.look()
+
+    def _renew(self) -> None:
+        now = time.monotonic()
+        if now >= self._renew_at:
+            with self.sessions.begin() as session:
+                leases.renew(session, self.run_id, self.token, self.settings.lease_s)
+            self._renew_at = now + self.settings.renew_s
+
+    def _take_commands(self, session: Session, attempt: Attempt) -> None:
+        """Hand open commands to the trainer, and notice by when a stop has to be done."""
+        remaining = func.extract("epoch", Command.deadline_at - func.clock_timestamp())
+        rows = session.execute(
+            select(Command.id, Command.kind, Command.status, remaining, Run.state)
+            .join(Run, Run.id == Command.run_id)
+            .where(Command.run_id == self.run_id, Command.finished_at.is_(None))
+            .order_by(Command.created_at, Command.id)
+        ).all()
+        for command_id, kind, status, remaining_s, state in rows:
+            if kind == "stop":
+                self._stop_until = time.monotonic() + float(remaining_s)
+            if kind == "pause" and state == "running":  # asked of an earlier attempt
+                transition(session, self.run_id, "pausing", expect_token=self.token, reason_code="pause")
+            if command_id in self._handed_over:
+                continue
+            send_command(attempt.segment, ControlCommand(command_id, cast(CommandKind, kind), self.token))
+            self._handed_over[command_id] = kind
+            if status == "pending":
+                mark_delivered(session, command_id)
+
+    def _decide(self, attempt: Attempt) -> None:
+        """What needs no database: begin to drain, and end a trainer whose time is over."""
+        now = time.monotonic()
+        if self.draining and self._drain_until is None:
+            self._drain_until = now + self.settings.drain_s
+            # A run that pauses or stops comes to rest with a checkpoint anyway.
+            if not {"pause", "stop"} & set(self._handed_over.values()):
+                send_command(attempt.segment, ControlCommand(f"drain-{self.token}", "stop", self.token))
+        if attempt.ended_by is not None:
+            attempt.trainer.end(LOADING_GRACE_S if attempt.ended_by == "loading_stop" else TERM_GRACE_S)
+        elif attempt.view.end is not None:
+            attempt.left_at = attempt.left_at or now
+            if now - attempt.left_at > LEAVING_GRACE_S:
+                attempt.trainer.end(0)
+        elif (self._stop_until or self._drain_until) and not attempt.view.started:
+            attempt.end("loading_stop", "it was loading when it was asked to stop")
+        elif self._stop_until is not None and now > self._stop_until:
+            attempt.end("deadline", "the trainer did not stop by the command's deadline and was ended")
+        elif self._drain_until is not None and now > self._drain_until:
+            attempt.end("deadline", f"the trainer did not save within {self.settings.drain_s:.0f} s and was ended")
+        elif (why := attempt.view.stalled()) is not None:
+            attempt.end("stalled", why)
+
+    def _end_now(self, attempt: Attempt) -> None:
+        """Leave no process behind, whatever happened."""
+        while not attempt.trainer.end(0):
+            time.sleep(TICK_S)
+
+    # Rest
+
+    def _rest(self, attempt: Attempt | None, outcome: Outcome) -> int:
+        """Deliver the rest of the journal and write the outcome, however long the database takes to be there."""
+        log.info("outcome: %s", outcome)
+
+        def write() -> int:
+            if attempt is not None:
+                self._deliver_rest(attempt)
+            with self.sessions.begin() as session:
+                write_outcome(session, self.run_id, self.token, outcome)
+            return 0
+
+        try:
+            return self._patiently(write)
+        except LeaseLost as lost:
+            log.warning("the outcome no longer counts: %s", lost)
+            return 3
+
+    def _deliver_rest(self, attempt: Attempt) -> None:
+        try:
+            while attempt.delivery.step(self.token):
+                self._renew()
+        except (*AWAY, LeaseLost):
+            raise
+        except Exception:
+            # The outcome is written all the same; the rest stays in the journal.
+            log.exception("the rest of the journal cannot be delivered")
+
+    # The database
+
+    def _database(self, work: Callable[[], None]) -> None:
+        """Do what needs the database, unless it was found away a moment ago."""
+        if time.monotonic() < self._look_at:
+            return
+        try:
+            work()
+            if self._is_away:
+                log.info("the database is back")
+            self._is_away = False
+        except AWAY as error:
+            if not self._is_away:
+                log.warning("the database is away, training goes on: %s", str(error).splitlines()[0])
+            self._is_away = True
+            self._look_at = time.monotonic() + AWAY_PAUSE_S
+
+    def _patiently(self, work: Callable[[], T]) -> T:
+        """Do what cannot go on without the database, as often as it takes."""
+        while True:
+            try:
+                return work()
+            except AWAY as error:
+                log.warning("waiting for the database: %s", str(error).splitlines()[0])
+                time.sleep(AWAY_PAUSE_S)
+
+
+def visible_devices(gpus: tuple[int, ...]) -> str:
+    """CUDA_VISIBLE_DEVICES for GPUs counted among those that the worker itself may see; none for a CPU run."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = visible.split(",") if visible else None
+    return ",".join(names[number] if names and number < len(names) else str(number) for number in gpus)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m worker.supervise", description="Look after one claimed run.")
+    parser.add_argument("run_id")
+    parser.add_argument("token", type=int, help="lease token of the claim")
+    arguments = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stdout)
+    supervisor = Supervisor(read_settings(), arguments.run_id, arguments.token)
+    signal.signal(signal.SIGTERM, supervisor.drain)
+    # A terminal's Ctrl-C and hang-up are for whoever started the platform; it drains us by SIGTERM.
+    for ignored in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(ignored, signal.SIG_IGN)
+    try:
+        return supervisor.run()
+    finally:
+        supervisor.engine.dispose()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
