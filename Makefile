@@ -3,7 +3,7 @@
 #   PYTHON       the interpreter that makes .venv, 3.11 to 3.13 (default: python3)
 #   TORCH_INDEX  a package index that has the torch build you want, for example PyTorch's own CPU index
 #                (default: empty, pip's own choice: on x86-64 Linux a CUDA build of several GB)
-#   ARGS         passed on: to `ppo up` by `make up`, to pytest by `make test`
+#   ARGS         passed on: to `ppo up`, the demo, or pytest
 
 PYTHON ?= python3
 TORCH_INDEX ?=
@@ -37,7 +37,7 @@ setup-test: setup .venv/.stamp-test
 	@$(SETUP) web
 
 demo: setup
-	@exec $(PY) -m ppo.local.demo
+	@exec $(PY) -m ppo.local.demo $(ARGS)
 
 up: setup
 	@exec .venv/bin/ppo up $(ARGS)
