@@ -1,0 +1,143 @@
+"""The reward of a run: its sources' weighted sum, with every unusable result found, counted and left out."""
+
+from __future__ import annotations
+
+import logging
+import math
+import numbers
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ppo_core.errors import RewardError
+from ppo_core.scoring.python_function import PythonFunction
+from ppo_core.scoring.sequence_classifier import SequenceClassifier
+from ppo_core.scoring.source import RewardSource, Unusable
+from ppo_core.spec.files import JUDGE_FUNCTIONS, REWARD_FUNCTIONS
+from ppo_core.spec.groups import JudgeConfig, RewardConfig
+
+LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Scores:
+    """One batch of scores; B responses in order."""
+
+    values: Tensor  #: [B] float64, the weighted sum; NaN where a source gave nothing usable
+    valid: Tensor  #: [B] bool
+    parts: tuple[Tensor, ...]  #: each source's own scores [B] float64 before its weight; NaN where unusable
+    reasons: dict[str, int]  #: unusable responses by reason; a response counts once, by its first source that failed
+
+
+@dataclass(frozen=True)
+class Reward:
+    """Sources with their weights, and the share of unusable responses above which a batch is refused."""
+
+    sources: tuple[tuple[RewardSource, float], ...]
+    max_invalid_share: float
+
+    @classmethod
+    def of(cls, config: RewardConfig) -> Reward:
+        """Load what a spec's reward group names.
+
+        Raises:
+            DataError: a model or function cannot be used.
+        """
+        sources = [
+            (load_source(source.kind, source.model, source.name, REWARD_FUNCTIONS, config.timeout_s), source.weight)
+            for source in config.sources
+        ]
+        return cls(tuple(sources), config.max_invalid_share)
+
+    def score(self, prompts: Sequence[str], responses: Sequence[str]) -> Scores:
+        """Score every response to its prompt.
+
+        Raises:
+            RewardError: more than `max_invalid_share` of the responses have no usable score.
+        """
+        num_rows = len(responses)
+        values = torch.zeros(num_rows, dtype=torch.float64)
+        faults: list[Unusable | None] = [None] * num_rows
+        parts = []
+        for source, weight in self.sources:
+            cleaned = clean(source.score(prompts, responses), num_rows)
+            part = torch.tensor(
+                [math.nan if isinstance(each, Unusable) else each for each in cleaned], dtype=torch.float64
+            )
+            faults = [
+                old or (each if isinstance(each, Unusable) else None) for old, each in zip(faults, cleaned, strict=True)
+            ]
+            values += weight * part
+            parts.append(part)
+        found = [fault for fault in faults if fault is not None]
+        reasons: Counter[str] = Counter(fault.reason for fault in found)
+        if found:
+            LOG.warning("%d of %d scores are unusable: %s; first: %s", len(found), num_rows, dict(reasons), found[0])
+        if len(found) > self.max_invalid_share * num_rows:
+            counts = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
+            raise RewardError(
+                f"{len(found)} of {num_rows} scores are unusable ({counts}), allowed are "
+                f"{self.max_invalid_share:.0%}; the first: {found[0].detail or found[0].reason}"
+            )
+        valid = torch.tensor([fault is None for fault in faults], dtype=torch.bool)
+        return Scores(torch.where(valid, values, math.nan), valid, tuple(parts), {**reasons})
+
+    def close(self) -> None:
+        """End the sources' processes."""
+        for source, _ in self.sources:
+            source.close()
+
+
+def load_judge(config: JudgeConfig, timeout_s: float = 60.0, max_invalid_share: float = 0.1) -> Reward:
+    """The judge, as a reward of one source of weight 1.
+
+    Raises:
+        DataError: its model or function cannot be used.
+    """
+    source = load_source(config.kind, config.model, config.name, JUDGE_FUNCTIONS, timeout_s)
+    return Reward(((source, 1.0),), max_invalid_share)
+
+
+def load_source(kind: str, model: str | None, name: str | None, group: str, timeout_s: float) -> RewardSource:
+    """One scorer by its kind; `group` is where a `python` one is registered."""
+    match kind, model, name:
+        case "sequence_classifier", str(model), None:
+            return SequenceClassifier(model)
+        case "python", None, str(name):
+            return PythonFunction(group, name, timeout_s)
+    raise ValueError(f"{kind!r} with model {model!r} and name {name!r} is no scorer")
+
+
+def clean(results: Sequence[object], num_rows: int) -> list[float | Unusable]:
+    """What a source said, row by row: a finite number, or why there is none.
+
+    A result of the wrong number makes every row unusable: there is no telling which is whose.
+    """
+    try:
+        count = len(results)
+    except TypeError:
+        return [Unusable("wrong_type", f"a {type(results).__name__} is no list of scores")] * num_rows
+    if count != num_rows:
+        return [Unusable("wrong_count", f"{count} scores for {num_rows} responses")] * num_rows
+    return [_clean_one(result) for result in results]
+
+
+def _clean_one(result: object) -> float | Unusable:
+    if isinstance(result, Unusable):
+        return result
+    if result is None:
+        return Unusable("missing", "None is no score")
+    if isinstance(result, bool) or not isinstance(result, numbers.Real):
+        return Unusable("wrong_type", f"a {type(result).__name__} is no score")
+    try:
+        score = float(result)
+    except OverflowError:
+        return Unusable("infinite", "the score is beyond the floating range")
+    if math.isnan(score):
+        return Unusable("nan", "the score is NaN")
+    if math.isinf(score):
+        return Unusable("infinite", f"the score is {score}")
+    return score
