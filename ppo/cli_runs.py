@@ -110,7 +110,7 @@ def watch(run_id: RunId, json: Json = False) -> None:
                 print(json_module.dumps(event, ensure_ascii=False), flush=True)
         except KeyboardInterrupt:
             raise _detached(run_id) from None
-        raise typer.Exit(int(_exit_of(client.run(run_id)) or Exit.FAILED))
+        raise _leave(client.run(run_id))
 
 
 def wait(
@@ -144,13 +144,12 @@ def stop(
         _end(client, run_id, _page(access, run_id), json)
 
 
-def _exit_of(run: Run) -> Exit | None:
-    return exits.of_run(run["state"], run["reason_code"])
-
-
 def _is_over(run: Run) -> bool:
-    """Ended, or paused by a tripped gate: it will not go on by itself."""
-    return _exit_of(run) is not None
+    return exits.is_over(run["state"], run["reason_code"])
+
+
+def _leave(run: Run) -> typer.Exit:
+    return typer.Exit(int(exits.of_ended(run["state"], run["reason_code"])))
 
 
 def _events(client: Client, run_id: str) -> Iterator[Event]:
@@ -188,7 +187,7 @@ def _end(client: Client, run_id: str, page: str, json: bool) -> NoReturn:
         show.as_json({**run, "url": page})
     else:
         show.run_page(run, page)
-    raise typer.Exit(int(_exit_of(run) or Exit.FAILED))
+    raise _leave(run)
 
 
 def _detached(run_id: str) -> typer.Exit:

@@ -37,6 +37,17 @@ def of_run(state: str, reason_code: str | None) -> Exit | None:
     return None
 
 
+def is_over(state: str, reason_code: str | None) -> bool:
+    """Whether a run has come to an end, or was paused by what watches it: it will not go on by itself."""
+    return of_run(state, reason_code) is not None
+
+
+def of_ended(state: str, reason_code: str | None) -> Exit:
+    """The exit code of a run that is over."""
+    code = of_run(state, reason_code)
+    return Exit.FAILED if code is None else code
+
+
 def of_trainer(code: int) -> Exit:
     """The exit code for a trainer's own, the `code` of its journal's `end`."""
     if code == ExitCode.DONE:

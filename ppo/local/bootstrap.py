@@ -1,4 +1,4 @@
-"""The first way in: an admin key for the command line and a one-time login link, straight from the database.
+"""What the stack says to the database by itself: an admin key, a login link, has the worker come. Also the first way in:
 
 python -m ppo.local.bootstrap [URL]     where the platform runs elsewhere than under `ppo up`, in containers say
 """
@@ -9,9 +9,11 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from store import keys
+from store.models import Worker
 from store.session import make_engine, session_factory
 from store.settings import DatabaseSettings
 
@@ -41,6 +43,12 @@ def login_link(database_url: str, url: str) -> str:
     """An address that signs one browser in as admin, once."""
     with _session(database_url) as session:
         return f"{url}/login#token={keys.create_login_link(session, 'admin')}"
+
+
+def worker_is_registered(database_url: str, pid: int) -> bool:
+    """Whether the worker process `pid` has announced itself."""
+    with _session(database_url) as session:
+        return session.scalar(select(Worker.pid).where(Worker.pid == pid)) is not None
 
 
 def main() -> None:

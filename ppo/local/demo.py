@@ -52,7 +52,7 @@ def follow(client: Client, run: Run) -> Run:
             if event["type"] == "state":
                 view.phase(str(event["payload"].get("to")))
             view.event(event["type"], event["iteration"], event["payload"])
-            if event["type"] == "state" and exits.of_run(event["payload"]["to"], event["payload"].get("reason_code")):
+            if event["type"] == "state" and exits.is_over(event["payload"]["to"], event["payload"].get("reason_code")):
                 break
     return client.run(run["id"])
 
@@ -88,7 +88,7 @@ def demo(stack: Stack, overrides: list[str], stay: bool) -> Exit:
         raise StackError(stack.keeper.failure or "a part of the platform failed")
     if not comparison.equal:
         return Exit.FAILED
-    return exits.of_run(ended["state"], ended["reason_code"]) or Exit.FAILED
+    return exits.of_ended(ended["state"], ended["reason_code"])
 
 
 def main() -> int:

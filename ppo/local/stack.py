@@ -36,12 +36,12 @@ HOST = "127.0.0.1"
 DEFAULT_PORT = 8600
 PORTS_TO_TRY = 100
 READY_DEADLINE_S = 60.0
-WORKER_GRACE_S = 90.0  # its runs write a checkpoint each
+DRAIN_S = 60.0  # a draining worker's runs write a checkpoint each
+WORKER_GRACE_S = DRAIN_S + 15.0
 API_GRACE_S = 12.0
 RECONCILER_GRACE_S = 5.0
 
-# Not the current folder: a user's own `api` or `store` there must not take our modules' place.
-PYTHON = [sys.executable, "-P", "-m"]
+PYTHON = [sys.executable, "-m"]
 
 
 def silent(line: str) -> None:
@@ -154,15 +154,14 @@ class Stack:
         self.api = Child(
             "api", [*PYTHON, "api.main", "--fd", str(listener)], self.home.log("api"), env, pass_fds=[listener]
         )
-        worker = ["celery", "--app", "worker.app", "worker"] if self.redis_url else ["worker.loop"]
-        self.worker = Child("worker", [*PYTHON, *worker], self.home.log("worker"), env)
+        worker = "worker.app" if self.redis_url else "worker.loop"
+        self.worker = Child("worker", [*PYTHON, worker], self.home.log("worker"), env)
         self.reconciler = Child("reconciler", [*PYTHON, "worker.reconcile"], self.home.log("reconciler"), env)
         for child in (self.api, self.worker, self.reconciler):
             child.start()
         with self._step("api, worker, reconciler"):
             wait_until(self._is_ready, self.api, READY_DEADLINE_S)
-            for child in (self.worker, self.reconciler):
-                wait_until(lambda: True, child, READY_DEADLINE_S)
+            wait_until(self._has_worker, self.worker, READY_DEADLINE_S)
         for child in (self.api, self.worker, self.reconciler):
             self.keeper.keep(child)
 
@@ -173,7 +172,10 @@ class Stack:
             "DATABASE_URL": self.database_url or "",
             "PPO_DATA_DIR": str(self.data),
             "PPO_ROOTS": os.pathsep.join(map(str, self._roots)),
+            "PPO_DRAIN_S": str(DRAIN_S),
             "PYTHONUNBUFFERED": "1",
+            # Not the current folder: a user's own `api` or `store` there must not take our modules' place.
+            "PYTHONSAFEPATH": "1",
         }
         if self.redis_url:
             env["REDIS_URL"] = self.redis_url
@@ -200,6 +202,12 @@ class Stack:
         with contextlib.suppress(httpx.HTTPError):
             return httpx.get(f"{self.url}/readyz", timeout=2, trust_env=False).status_code == 200
         return False
+
+    def _has_worker(self) -> bool:
+        """Whether the worker of this start has announced itself."""
+        assert self.database_url is not None
+        assert self.worker is not None
+        return bootstrap.worker_is_registered(self.database_url, self.worker.pid)
 
     def login_link(self) -> str:
         """An address that signs one browser in as admin, once."""
