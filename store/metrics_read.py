@@ -235,7 +235,7 @@ def _metrics_with_few_points(
                     WHERE run_id = :run AND metric_id = wanted.id AND segment = :segment
                       AND iteration BETWEEN :first AND :last
                     LIMIT :too_many
-                ) AS some
+                ) AS points
             ) < :too_many
         """),
         {**_place(run, piece), "ids": list(ids), "too_many": max_points + 1},
@@ -341,7 +341,7 @@ class _Starts(Mapping[int, float]):
 
 
 def _pairs(session: Session, statement: Select[str, int]) -> dict[str, int]:
-    return dict(session.execute(statement).tuples().all())
+    return dict(session.execute(statement).all())
 
 
 def _place(run: str, piece: Piece) -> dict[str, Any]:

@@ -211,7 +211,7 @@ def events_after(session: Session, run_id: str, after: int, limit: int) -> Seque
 def event_positions(session: Session, run_ids: Iterable[str]) -> dict[str, int]:
     """The newest `seq` of each run; runs that do not exist are left out."""
     rows = session.execute(select(Run.id, Run.event_seq).where(Run.id.in_(list(run_ids))))
-    return dict(rows.tuples().all())
+    return dict(rows.all())
 
 
 # Workers

@@ -176,6 +176,4 @@ def num_runs(sessions: sessionmaker[Session]) -> Callable[[], int]:
 @contextmanager
 def browser(app: FastAPI, cookie: str) -> Iterator[TestClient]:
     """A client that has only a session cookie."""
-    yield TestClient(
-        app, base_url=ADDRESS, raise_server_exceptions=False, headers={"Cookie": f"ppo_session={cookie}"}
-    )
+    yield TestClient(app, base_url=ADDRESS, raise_server_exceptions=False, headers={"Cookie": f"ppo_session={cookie}"})

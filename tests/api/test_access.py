@@ -246,7 +246,8 @@ def test_a_bad_key_is_refused_even_with_a_good_cookie(
 
 
 @pytest.mark.parametrize(
-    "origin", ["http://evil.example", "null", "http://127.0.0.1:81", "https://127.0.0.1.evil.example", "ftp://127.0.0.1"]
+    "origin",
+    ["http://evil.example", "null", "http://127.0.0.1:81", "https://127.0.0.1.evil.example", "ftp://127.0.0.1"],
 )
 def test_pages_of_another_origin_change_nothing(
     origin: str, app: FastAPI, running: TestClient, sessions: sessionmaker[Session], make_run: Callable[..., str]
