@@ -25,8 +25,9 @@ import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import IO, Any, Literal
+from io import FileIO
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal
 
 from ppo_core.errors import CheckpointError, RunDirectoryError
 
@@ -125,7 +126,7 @@ class SegmentDir:
     def read_start(self) -> SegmentStart:
         try:
             return SegmentStart(**json.loads(self.spec.read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError) as error:
+        except (OSError, ValueError, TypeError, RecursionError) as error:
             raise RunDirectoryError(f"{self.spec} cannot be read: {error}") from error
 
 
@@ -163,11 +164,15 @@ def segments(run_dir: Path) -> list[SegmentDir]:
 def write_atomically(path: Path, text: str) -> None:
     """Write a small file aside, fsync it, and rename it into place."""
     aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with aside.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    aside.replace(path)
+    try:
+        with aside.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(path)
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise
     fsync_folder(path.parent)
 
 
@@ -213,10 +218,16 @@ def decode_event(line: str | bytes) -> Event:
         fields = json.loads(line)
         nonfinite = fields.pop("nonfinite", {})
         event = Event(**fields)
+        if (
+            not isinstance(event.seq, int)
+            or not isinstance(event.iteration, int)
+            or not isinstance(event.payload, dict)
+        ):
+            raise ValueError("seq and iteration are whole numbers, payload is an object")
         for name, value in nonfinite.items():
             if name in event.payload:  # Metrics are flat; deeper places stay null.
                 event.payload[name] = float(value)
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise RunDirectoryError(f"not a journal line: {line[:200]!r}: {error}") from error
     return event
 
@@ -252,42 +263,68 @@ class JournalWriter:
     """Appends events to a segment's journal. One writer a segment: a second one is refused.
 
     Opening cuts a torn last line and goes on with the next `seq`.
+
+    Raises:
+        RunDirectoryError: another writer has it, a whole line cannot be read, or a `seq` is missing or doubled.
     """
 
     def __init__(self, path: Path) -> None:
-        self._file: IO[bytes] = path.open("a+b")
+        # Unbuffered, so that a write that fails half-way leaves nothing behind to be written later.
+        self._file: FileIO = path.open("a+b", buffering=0)
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+            self.last = _lock_and_mend(self._file, path)
+        except BaseException:
             self._file.close()
-            raise RunDirectoryError(f"another trainer is writing {path}") from error
-        self.last: Event | None = None
-        whole = 0
-        self._file.seek(0)
-        for line in self._file:
-            if not line.endswith(b"\n"):
-                break
-            self.last = decode_event(line)
-            whole += len(line)
-        self._file.truncate(whole)
-        self._file.seek(0, os.SEEK_END)
+            raise
 
     @property
     def next_seq(self) -> int:
         return self.last.seq + 1 if self.last else 1
 
     def append(self, type: EventType, iteration: int, payload: Mapping[str, Any]) -> Event:
-        """Write one event and fsync it: what a reader has seen is never taken back by a crash."""
+        """Write one event and fsync it: what a reader has seen is never taken back by a crash.
+
+        When that fails (a full disk), what was written of the line is cut again and the journal goes on from before.
+        """
         now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         event = Event(self.next_seq, type, iteration, now, dict(payload))
-        self._file.write(encode_event(event).encode("ascii"))
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        line = memoryview(encode_event(event).encode("ascii"))
+        whole = os.fstat(self._file.fileno()).st_size
+        try:
+            while line:
+                line = line[self._file.write(line) :]
+        except BaseException:
+            self._file.truncate(whole)
+            raise
         self.last = event
+        os.fsync(self._file.fileno())
         return event
 
     def close(self) -> None:
         self._file.close()
+
+
+def _lock_and_mend(file: FileIO, path: Path) -> Event | None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        raise RunDirectoryError(f"another trainer is writing {path}") from error
+    last: Event | None = None
+    whole = 0
+    with path.open("rb") as lines:
+        for line in lines:
+            if not line.endswith(b"\n"):
+                break
+            event = decode_event(line)
+            expected = last.seq + 1 if last else 1
+            if event.seq != expected:
+                raise RunDirectoryError(
+                    f"{path} has seq {event.seq} where {expected} belongs: lines were lost or added"
+                )
+            last = event
+            whole += len(line)
+    file.truncate(whole)
+    return last
 
 
 # Control
@@ -303,9 +340,11 @@ def read_commands(segment: SegmentDir, token: int) -> list[ControlCommand]:
     """Commands left for this token, oldest first; commands for other tokens are not for us."""
     found = []
     for path in segment.control.glob(f"{token:08d}-*.json"):
-        with contextlib.suppress(OSError, ValueError, TypeError):
-            found.append((path.stat().st_mtime_ns, ControlCommand(**json.loads(path.read_text(encoding="utf-8")))))
-    return [command for _, command in sorted(found, key=lambda pair: pair[0])]
+        with contextlib.suppress(OSError, ValueError, TypeError, RecursionError):
+            command = ControlCommand(**json.loads(path.read_text(encoding="utf-8")))
+            if command.token == token and command.kind in SEVERITY:
+                found.append((path.stat().st_mtime_ns, path.name, command))
+    return [command for _, _, command in sorted(found, key=lambda each: each[:2])]
 
 
 # Checkpoints
@@ -368,7 +407,14 @@ def read_manifest(folder: Path) -> dict[str, dict[str, Any]]:
     path = folder / MANIFEST
     try:
         files: dict[str, dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["files"]
-    except (OSError, ValueError, KeyError) as error:
+        for name, entry in files.items():
+            if not isinstance(entry["sha256"], str) or not isinstance(entry["bytes"], int):
+                raise ValueError(f"the entry of {name!r} has no sha256 and bytes")
+            if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+                raise ValueError(f"{name!r} lies outside the checkpoint")
+        if not files:
+            raise ValueError("it lists no file")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{path} cannot be read, so this is no whole checkpoint: {error}") from error
     return files
 
