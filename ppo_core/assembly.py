@@ -9,6 +9,7 @@ import torch
 from ppo_core.checkpoints import TrainerState, load_checkpoint
 from ppo_core.control import Control
 from ppo_core.data.prompts import PromptSource
+from ppo_core.diagnostics.limit_meter import LimitMeter
 from ppo_core.evaluation.held_out import HeldOut
 from ppo_core.iteration import Models
 from ppo_core.models.loading import load_policy, load_reference, load_tokenizer
@@ -54,4 +55,5 @@ def assemble_trainer(
     held_out = None
     if spec.data.held_out is not None:
         held_out = HeldOut(spec, tokenizer, models.reward, load_judge(spec.gate.judge) if spec.gate.judge else None)
-    return Trainer(segment, spec, models, prompts, held_out, tokenizer, state, journal, control)
+    meter = LimitMeter.of(spec, trainer.policy.device)
+    return Trainer(segment, spec, models, prompts, held_out, tokenizer, meter, state, journal, control)

@@ -79,15 +79,15 @@ def _train(
 
     resumed_from = _checkpoint_to_start_from(segment, start)
     trainer = assemble_trainer(segment, spec, resumed_from, journal, control)
-    if change is not None:
-        change(trainer)
-    origin = str(resumed_from) if resumed_from else None
-    journal.append(
-        "started",
-        trainer.state.iteration,
-        started_payload(os.getpid(), attempt, token, origin, trainer.state.iteration + 1),
-    )
-    return trainer.train()
+    try:
+        if change is not None:
+            change(trainer)
+        origin = str(resumed_from) if resumed_from else None
+        first = trainer.state.iteration + 1
+        journal.append("started", first - 1, started_payload(os.getpid(), attempt, token, origin, first))
+        return trainer.train()
+    finally:
+        trainer.close()
 
 
 def _checkpoint_to_start_from(segment: SegmentDir, start: SegmentStart) -> Path | None:

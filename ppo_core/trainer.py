@@ -12,6 +12,7 @@ from ppo_core.checkpoints import TrainerState, versions, write_checkpoint
 from ppo_core.control import Control, Interrupted
 from ppo_core.data.prompts import PromptSource
 from ppo_core.diagnostics.iteration_metrics import held_out_metrics, iteration_metrics
+from ppo_core.diagnostics.limit_meter import LimitMeter
 from ppo_core.errors import DataError
 from ppo_core.evaluation.gate import GateState, Verdict
 from ppo_core.evaluation.held_out import HeldOut
@@ -51,6 +52,7 @@ class Trainer:
         prompts: PromptSource,
         held_out: HeldOut | None,
         tokenizer: Any,
+        meter: LimitMeter,
         state: TrainerState,
         journal: JournalWriter,
         control: Control,
@@ -61,6 +63,7 @@ class Trainer:
         self.prompts = prompts
         self.held_out = held_out
         self.tokenizer = tokenizer
+        self.meter = meter
         self.state = state
         self.journal = journal
         self.control = control
@@ -86,6 +89,12 @@ class Trainer:
         self.control.done("checkpoint")
         return Outcome(ExitCode.DONE, "goal")
 
+    def close(self) -> None:
+        """End what runs beside the trainer: the processes of scorers and judge."""
+        self.models.reward.close()
+        if self.held_out is not None:
+            self.held_out.close()
+
     # One iteration, and what belongs to it
 
     def _one_iteration(self) -> Outcome | None:
@@ -109,10 +118,8 @@ class Trainer:
             prompts_failed=self.state.prompts_failed + num_failed,
         )
         metrics, verdict = self._evaluated(iteration, watch, report)
-        seconds = watch.seconds()
-        self.journal.append(
-            "metrics", iteration, {**iteration_metrics(report, self.state, self.prompts, self.spec, seconds), **metrics}
-        )
+        own = iteration_metrics(report, self.state, self.prompts, watch.seconds(), self.meter.limit_s(report))
+        self.journal.append("metrics", iteration, {**own, **metrics})
         self._keep_samples(iteration, report)
         return self._after(iteration, verdict)
 

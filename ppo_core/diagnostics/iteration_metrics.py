@@ -16,10 +16,10 @@ from ppo_core.diagnostics.statistics import explained_variance
 from ppo_core.diagnostics.text import distinct_2, identical, percentile, repeat_3
 from ppo_core.evaluation.held_out import Answers
 from ppo_core.iteration import IterationReport
+from ppo_core.limit import limit_fraction
 from ppo_core.losses import PolicyStats, ValueStats
 from ppo_core.masked import masked_max, masked_mean, masked_row_sum, masked_std
 from ppo_core.rewards import kl_penalty
-from ppo_core.spec import RunSpec
 
 Metrics = dict[str, float | None]
 
@@ -28,7 +28,6 @@ def iteration_metrics(
     report: IterationReport,
     state: TrainerState,
     prompts: PromptSource,
-    spec: RunSpec,
     seconds: dict[str, float],
     limit_s: float | None,
 ) -> Metrics:
@@ -38,12 +37,11 @@ def iteration_metrics(
         report: the iteration's records.
         state: the run's counters after the iteration.
         prompts: where the prompts came from, for the count of dropped ones.
-        spec: the run's spec.
         seconds: seconds by phase, `iteration` among them.
         limit_s: seconds that the iteration's arithmetic takes at the measured speed; None where it is not known.
     """
     return {
-        **_reward(report, spec),
+        **_reward(report),
         **_kl(report),
         **_policy(report),
         **_value(report),
@@ -79,7 +77,7 @@ def held_out_metrics(answers: Answers) -> Metrics:
     return metrics
 
 
-def _reward(report: IterationReport, spec: RunSpec) -> Metrics:
+def _reward(report: IterationReport) -> Metrics:
     totals = masked_row_sum(report.rewards, report.rollout.response_mask)
     metrics: Metrics = {
         "reward/score_mean": _mean(report.scores),
@@ -197,7 +195,8 @@ def _time(report: IterationReport, seconds: dict[str, float], limit_s: float | N
         "throughput/response_tokens_per_s": generated / seconds["rollout"],
         "throughput/trained_tokens_per_s": trained / seconds["iteration"],
         "memory/peak_gib": _peak_gib(),
-        "limit/fraction": None if limit_s is None else limit_s / work_s,
+        # More than the limit would be a wrong formula, clock or measured speed: no number is better than that one.
+        "limit/fraction": None if limit_s is None or limit_s > work_s else limit_fraction(limit_s, work_s),
     }
 
 
