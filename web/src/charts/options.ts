@@ -97,7 +97,7 @@ export function chartOptions(panel: Panel, size: { width: number; height: number
       }),
     ],
     axes: [
-      { stroke: colour("muted"), font: FONT, size: 26, gap: 3, space: 56, ticks: { show: false }, grid: { show: false }, incrs: [1, 2, 5, 10, 20, 25, 50, 100, 200, 250, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000] },
+      { stroke: colour("muted"), font: FONT, size: 26, gap: 3, space: 56, ticks: { show: false }, grid: { show: false }, values: (_, splits) => splits.map(formatTick), incrs: [1, 2, 5, 10, 20, 25, 50, 100, 200, 250, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000] },
       axis("y", log, panel.right && panel.left.length === 1 ? (colours[0] as string) : colour("muted")),
       ...(panel.right ? [axis("right", false, panel.right.length === 1 ? (colours.at(-1) as string) : colour("muted"))] : []),
     ],

@@ -6,7 +6,8 @@
 import type { StreamEvent } from "../api/types";
 import { EVERY_RUN, formatPositions, lowest, place, type Positions } from "./cursor";
 
-export type StreamStatus = "connecting" | "live" | "away" | "signed-out";
+/** `idle`: nobody watches anything. */
+export type StreamStatus = "idle" | "connecting" | "live" | "away" | "signed-out";
 
 /** What a watcher is told. `resync`: it missed something of this run (`*`: states) and has to load its state again. */
 export type HubMessage =
@@ -56,7 +57,7 @@ export class Hub {
   #watchers = new Set<Watcher>();
   #source: { close(): void } | null = null;
   #open: { runs: Positions; allStates: boolean } | null = null;
-  #status: StreamStatus = "connecting";
+  #status: StreamStatus = "idle";
   #wait = FIRST_WAIT_MS;
   #cancelSettle: (() => void) | null = null;
   #cancelRetry: (() => void) | null = null;
@@ -113,7 +114,11 @@ export class Hub {
     this.#drop();
     const { runs, allStates } = this.#wanted();
     const names = [allStates ? EVERY_RUN : "", formatPositions(runs)].filter(Boolean).join(",");
-    if (!names) return;
+    if (!names) {
+      this.#setStatus("idle");
+      return;
+    }
+    if (this.#status === "idle") this.#setStatus("connecting");
     this.#open = { runs, allStates };
     const source = this.outside.open(`/v1/stream?runs=${encodeURIComponent(names)}`, {
       opened: () => this.#alive("live"),

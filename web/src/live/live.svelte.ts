@@ -21,7 +21,7 @@ export interface Following {
 }
 
 class Live {
-  status = $state<StreamStatus>("connecting");
+  status = $state<StreamStatus>("idle");
   #seat: Seat | null = null;
   #followers = new Map<Follower, Wish>();
 
