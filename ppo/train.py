@@ -18,8 +18,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
-from typing import Any
+from types import FrameType, TracebackType
+from typing import Any, Self
 
 from rich.console import Console
 
@@ -108,7 +108,7 @@ def train(attempt: Attempt, console: Console, as_json: bool) -> Exit:
         process = _start_trainer(attempt)
         if not as_json:
             stack.enter_context(view)
-        stack.enter_context(_stops(attempt, process, view.say if not as_json else _to_stderr))
+        signals = stack.enter_context(_Signals(attempt, process, view.say if not as_json else _to_stderr))
         over = False
         while not over:
             over = process.poll() is not None  # looked at before the journal, so that its last lines are read
@@ -122,6 +122,9 @@ def train(attempt: Attempt, console: Console, as_json: bool) -> Exit:
                     end = event
             if not events:
                 time.sleep(LOOK_EVERY_S)
+    if end is None and signals.killed:
+        _say(console, as_json, "killed; go on from the last checkpoint with --resume")
+        return Exit.STOPPED
     return _outcome(attempt, end, process.returncode, console, as_json)
 
 
@@ -157,65 +160,81 @@ def _start_trainer(attempt: Attempt) -> subprocess.Popen[bytes]:
         )  # fmt: skip
 
 
-@contextlib.contextmanager
-def _stops(attempt: Attempt, process: subprocess.Popen[bytes], say: Callable[[str], None]) -> Iterator[None]:
+class _Signals:
     """While in here, a signal asks the trainer to stop and a second one kills it."""
-    asked = False
 
-    def on_signal(signum: int, frame: FrameType | None) -> None:
-        nonlocal asked
-        if asked:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            return
-        asked = True
-        # The command is for this attempt's token alone, so that it cannot stop the next one.
-        send_command(attempt.segment, ControlCommand(f"signal-{attempt.number}", "stop", attempt.number))
-        say("stopping with a checkpoint; press Ctrl-C again to end at once without one")
+    def __init__(self, attempt: Attempt, process: subprocess.Popen[bytes], say: Callable[[str], None]) -> None:
+        self._attempt = attempt
+        self._process = process
+        self._say = say
+        self._asked = False
+        self.killed = False
 
-    before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    except BaseException:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        raise
-    finally:
-        for number, handler in before.items():
+    def __enter__(self) -> Self:
+        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        self._before = {number: signal.signal(number, self._on_signal) for number in numbers}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self._kill()
+            self._process.wait()
+        for number, handler in self._before.items():
             signal.signal(number, handler)
+
+    def _on_signal(self, signum: int, frame: FrameType | None) -> None:
+        if self._asked:
+            self._kill()
+            return
+        self._asked = True
+        # The command is for this attempt's token alone, so that it cannot stop the next one.
+        number = self._attempt.number
+        send_command(self._attempt.segment, ControlCommand(f"signal-{number}", "stop", number))
+        self._say("stopping with a checkpoint; press Ctrl-C again to end at once without one")
+
+    def _kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self.killed = True
 
 
 def _outcome(attempt: Attempt, end: Event | None, returncode: int, console: Console, as_json: bool) -> Exit:
-    def say(line: str) -> None:
-        if as_json:
-            _to_stderr(line)
-        else:
-            console.print(line, markup=False, highlight=False, soft_wrap=True)
-
     if end is None:
-        killed = returncode == -signal.SIGKILL
-        say("killed; go on from the last checkpoint with --resume" if killed else _without_end(attempt, returncode))
-        return Exit.STOPPED if killed else Exit.FAILED
+        _say(console, as_json, _without_end(attempt, returncode))
+        return Exit.FAILED
     code = int(end.payload["code"])
     error = end.payload.get("error")
     if error:
-        say(f"failed: {error['code']}: {error['message']}")
+        _say(console, as_json, f"failed: {error['code']}: {error['message']}")
         if error.get("hint"):
-            say(f"  {error['hint']}")
-        say(f"  log: {attempt.log}")
+            _say(console, as_json, f"  {error['hint']}")
+        _say(console, as_json, f"  log: {attempt.log}")
     elif code == ExitCode.DONE:
-        say(f"succeeded: {end.iteration} iterations; checkpoints in {attempt.segment.checkpoints}")
+        _say(console, as_json, f"succeeded: {end.iteration} iterations; checkpoints in {attempt.segment.checkpoints}")
     else:
-        say(f"{end.payload['reason']} at iteration {end.iteration}; go on: --resume --run-dir {attempt.run_dir}")
+        _say(
+            console,
+            as_json,
+            f"{end.payload['reason']} at iteration {end.iteration}; go on: --resume --run-dir {attempt.run_dir}",
+        )
     return exits.of_trainer(code)
 
 
+def _say(console: Console, as_json: bool, text: str) -> None:
+    if as_json:
+        _to_stderr(text)
+    else:
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
 def _without_end(attempt: Attempt, returncode: int) -> str:
+    how = f"ended by {signal.Signals(-returncode).name}" if returncode < 0 else f"exit code {returncode}"
     with contextlib.suppress(OSError):
         tail = attempt.log.read_text(encoding="utf-8", errors="replace").splitlines()[-LOG_TAIL_LINES:]
-        return "\n".join([f"the trainer ended without a word (exit code {returncode}); end of {attempt.log}:", *tail])
-    return f"the trainer ended without a word (exit code {returncode})"
+        return "\n".join([f"the trainer ended without a word ({how}); end of {attempt.log}:", *tail])
+    return f"the trainer ended without a word ({how})"
 
 
 def _end_of_journal(segment: SegmentDir) -> int:

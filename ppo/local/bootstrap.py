@@ -1,6 +1,6 @@
-"""What the stack says to the database by itself: an admin key, a login link, has the worker come. Also the first way in:
+"""What the stack says to the database by itself; by hand, the first way in where the platform runs in containers.
 
-python -m ppo.local.bootstrap [URL]     where the platform runs elsewhere than under `ppo up`, in containers say
+    python -m ppo.local.bootstrap [URL]     prints an admin key and a one-time login link
 """
 
 from __future__ import annotations

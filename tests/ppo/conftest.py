@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-SCRIPTED = f"{sys.executable} {Path(__file__).with_name('scripted_trainer.py')}"
+SCRIPTED = f"{sys.executable} {Path(__file__).parents[1] / 'worker' / 'scripted_trainer.py'}"
 
 SPEC = """\
 name: Tiny run/1
@@ -34,6 +35,12 @@ def spec_file(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def scripted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`ppo train` starts the scripted trainer."""
+def scripted(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """`ppo train` starts the scripted trainer; call it to say what the trainer does."""
+
+    def script(**knobs: object) -> None:
+        monkeypatch.setenv("PPO_SCRIPTED", json.dumps({"iteration_s": 0.02, "checkpoint_every": 1, **knobs}))
+
     monkeypatch.setenv("PPO_TRAINER_COMMAND", SCRIPTED)
+    script()
+    return script

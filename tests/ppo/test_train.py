@@ -16,6 +16,8 @@ import pytest
 
 from ppo_core.rundir import all_events, checkpoints, segment_dir, segments
 
+Script = Callable[..., None]
+
 pytestmark = pytest.mark.usefixtures("scripted")
 
 
@@ -36,10 +38,10 @@ def wait_for(what: Callable[[], bool], seconds: float = 20) -> None:
 def test_a_run_to_its_end(spec_file: Path, tmp_path: Path) -> None:
     done = ppo("train", spec_file, "--run-dir", tmp_path / "run")
     assert done.returncode == 0, done.stderr
-    assert "iteration 6/6: reward/score_mean 0.8571" in done.stdout
+    assert "iteration 6/6: reward/score_mean 6" in done.stdout
     assert "succeeded: 6 iterations" in done.stdout
     segment = segment_dir(tmp_path / "run", 1)
-    assert "the scripted trainer has begun" in segment.log(1, 0).read_text()
+    assert segment.log(1, 0).exists()
     assert segment.read_start().spec["policy"]["model"] == str(spec_file.parent / "model")
 
 
@@ -68,29 +70,34 @@ def test_old_checkpoints_go_by_the_retention_rules(spec_file: Path, tmp_path: Pa
     assert left == ["iter-000005", "iter-000006"]
 
 
-@pytest.mark.parametrize(
-    ("end", "code"),
-    [("0", 0), ("10", 3), ("11", 3), ("64", 2), ("65", 1), ("69", 4), ("70", 1), ("75", 3), ("none", 1)],
-)
-def test_exit_codes(spec_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str, code: int) -> None:
-    monkeypatch.setenv("SCRIPTED_END", end)
+@pytest.mark.parametrize(("end", "code"), [(0, 0), (10, 3), (11, 3), (64, 2), (65, 1), (69, 4), (70, 1), (75, 3)])
+def test_exit_codes(spec_file: Path, tmp_path: Path, scripted: Script, end: int, code: int) -> None:
+    scripted(end_at=[2, end])
     assert ppo("train", spec_file, "--run-dir", tmp_path / "run").returncode == code
 
 
-def test_a_failure_is_shown_with_its_remedy(spec_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SCRIPTED_END", "65")
+def test_a_failure_is_shown_with_its_remedy(spec_file: Path, tmp_path: Path, scripted: Script) -> None:
+    scripted(end_at=[2, 70])
     done = ppo("train", spec_file, "--run-dir", tmp_path / "run")
-    assert "failed: data: row 3 is bad" in done.stdout
-    assert "Correct row 3." in done.stdout
+    assert "failed: first_minibatch_ratio: ratio is 1.034" in done.stdout
+    assert "  compare\n" in done.stdout
 
 
-def test_a_trainer_that_dies_without_a_word_shows_the_end_of_its_log(
+def test_a_trainer_that_cannot_start_shows_the_end_of_its_log(
     spec_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("SCRIPTED_END", "none")
+    monkeypatch.setenv("PPO_TRAINER_COMMAND", f"{sys.executable} -c 'print(\"something odd\"); raise SystemExit(3)'")
     done = ppo("train", spec_file, "--run-dir", tmp_path / "run")
+    assert done.returncode == 1
     assert "something odd" in done.stdout
     assert "exit code 3" in done.stdout
+
+
+def test_a_trainer_killed_by_somebody_else_is_a_failure(spec_file: Path, tmp_path: Path, scripted: Script) -> None:
+    scripted(die_at=3)
+    done = ppo("train", spec_file, "--run-dir", tmp_path / "run")
+    assert done.returncode == 1
+    assert "SIGKILL" in done.stdout
 
 
 class Slow:
@@ -98,13 +105,12 @@ class Slow:
 
     def __init__(self, spec_file: Path, run_dir: Path, *more: str) -> None:
         self.run_dir = run_dir
-        self.pid_file = run_dir.with_name("pid")
         self.process = subprocess.Popen(
             [
                 sys.executable, "-m", "ppo.cli", "train", str(spec_file), "--run-dir", str(run_dir),
-                "--set", "iterations=100000", "--set", "checkpoints.every=100000", *more,
+                "--set", "iterations=100000", *more,
             ],
-            env={**os.environ, "SCRIPTED_SPAWNS": str(self.pid_file), "SCRIPTED_SECONDS": "0.05"},
+            env={**os.environ, "PPO_SCRIPTED": '{"iteration_s": 0.05, "checkpoint_every": 100000}'},
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
         wait_for(lambda: bool(segments(run_dir)) and any(e.type == "metrics" for e in self.events()))
@@ -114,7 +120,7 @@ class Slow:
 
     @property
     def trainer(self) -> int:
-        return int(self.pid_file.read_text())
+        return int([event.payload["pid"] for event in self.events() if event.type == "started"][-1])
 
     def __enter__(self) -> Slow:
         return self
@@ -141,9 +147,10 @@ def test_a_signal_stops_with_a_checkpoint(spec_file: Path, tmp_path: Path, signu
         assert slow.process.returncode == 3
         assert "stopping with a checkpoint" in output
         assert "--resume" in output
-        *_, checkpoint, end = slow.events()
-        assert (checkpoint.type, checkpoint.payload["reason"]) == ("checkpoint", "stop")
-        assert (end.type, end.payload["code"]) == ("end", 11)
+        *_, checkpoint, done, end = slow.events()
+        assert checkpoint.payload["reason"] == "stop"
+        assert done.payload["status"] == "done"
+        assert end.payload["code"] == 11
 
 
 def test_a_second_ctrl_c_kills(spec_file: Path, tmp_path: Path) -> None:
@@ -175,8 +182,8 @@ def test_resume_goes_on_and_is_not_stopped_by_the_old_command(spec_file: Path, t
         assert [e.payload["attempt"] for e in slow.events() if e.type == "started"] == [1, 2]
 
 
-def test_resume_shows_only_what_is_new(spec_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SCRIPTED_END", "75")
+def test_resume_shows_only_what_is_new(spec_file: Path, tmp_path: Path, scripted: Script) -> None:
+    scripted(end_at=[2, 75])
     ppo("train", spec_file, "--run-dir", tmp_path / "run")
     before = len(list(all_events(segment_dir(tmp_path / "run", 1).journal)))
     done = ppo("train", spec_file, "--run-dir", tmp_path / "run", "--resume", "--json")
