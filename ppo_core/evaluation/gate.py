@@ -163,7 +163,7 @@ def _explanation(against: WinRate, rise: Rise, worse: bool, num_suspect: int, tr
     if against.rate is None or rise.mean is None or rise.standard_error is None:
         return "The gate has too few usable scores to tell anything."
     evidence = (
-        f"since the last gate the training score rose by {rise.mean:.3g} (standard error {rise.standard_error:.2g}), "
+        f"since the last gate the training score moved by {rise.mean:+.3g} (standard error {rise.standard_error:.2g}), "
         f"while the judge preferred the new answers in {against.rate:.0%} of pairs "
         f"(95 % interval {against.low:.2f} to {against.high:.2f}; {against.wins} won, {against.ties} tied, "
         f"{against.losses} lost)"

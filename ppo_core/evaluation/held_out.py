@@ -95,6 +95,11 @@ class HeldOut:
         """Compare these answers with those of the last gate and of the start."""
         return judge_verdict(state, *self._gate_scores(answers))
 
+    def close(self) -> None:
+        """End the judge's processes; the reward is the caller's."""
+        if self._judge is not None:
+            self._judge.close()
+
     def _gate_scores(self, answers: Answers) -> tuple[list[float | None], list[float | None]]:
         num = self._num_gate_prompts
         return answers.scores[:num], (answers.judge_scores or [])[:num]

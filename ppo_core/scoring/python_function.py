@@ -84,6 +84,8 @@ class PythonFunction:
                 worker.register(selector)
             for key, events in selector.select(wait_s):
                 worker = key.data
+                if worker not in self._workers:
+                    continue  # It was found dead by an earlier event of this round.
                 if events & selectors.EVENT_WRITE:
                     worker.write()
                 elif events & selectors.EVENT_READ:
@@ -91,9 +93,7 @@ class PythonFunction:
 
     def _hear(self, worker: WorkerProcess, batch: _Batch) -> None:
         for message in worker.messages():
-            if "failed" in message:
-                batch.failed_starts.append(str(message["failed"]))
-            elif "row" in message:
+            if "row" in message:
                 batch.results[message["row"]] = _result(message)
                 batch.num_open -= 1
         if worker.has_ended:
@@ -101,7 +101,7 @@ class PythonFunction:
                 batch.results[worker.row] = Unusable("died", "the scoring process ended during this call")
                 batch.num_open -= 1
             elif not worker.was_ready:
-                batch.failed_starts.append("it ended while starting")
+                batch.failed_starts.append(worker.failure)
             self._workers.remove(worker)
             worker.end()
             if len(batch.failed_starts) >= MAX_FAILED_STARTS:
@@ -125,9 +125,9 @@ class PythonFunction:
             with selectors.DefaultSelector() as selector:
                 worker.register(selector)
                 selector.select(left)
-            failed = [message["failed"] for message in worker.messages() if "failed" in message]
-            if failed or worker.has_ended:
-                problem = str(failed[0]) if failed else "its process ended while starting"
+            worker.messages()
+            if worker.has_ended:
+                problem = worker.failure
                 break
         if not worker.is_idle:
             self.close()

@@ -11,7 +11,10 @@ from typing import IO, Any
 
 
 class WorkerProcess:
-    """`row` is what it works on, None while it starts or waits; `has_ended` once its answers have come to an end."""
+    """`row` is what it works on, None while it starts or waits; `has_ended` once its answers have come to an end.
+
+    One that ends without ever being ready could not start; `failure` then says why.
+    """
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
@@ -20,6 +23,7 @@ class WorkerProcess:
         self._since = time.monotonic()
         self.row: int | None = None
         self.was_ready = False
+        self.failure = "its process ended while starting"
         self.has_ended = False
 
     @property
@@ -63,8 +67,8 @@ class WorkerProcess:
         *lines, self._incoming = (self._incoming + data).split(b"\n")
         messages: list[dict[str, Any]] = [json.loads(line) for line in lines]
         for message in messages:
-            if "ready" in message:
-                self.was_ready = True
+            self.was_ready |= "ready" in message
+            self.failure = message.get("failed", self.failure)
             self.row = None
         return messages
 
