@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from transformers.utils import logging as transformers_logging
 
 from ppo_core.checkpoints import TrainerState, load_checkpoint
 from ppo_core.control import Control
@@ -33,6 +34,7 @@ def assemble_trainer(
         CheckpointError: the checkpoint is damaged, or of another model.
     """
     torch.use_deterministic_algorithms(True)
+    transformers_logging.disable_progress_bar()  # whoever follows the journal draws progress; a log wants lines
     tokenizer = load_tokenizer(spec.policy.model)
     trainer = LocalEngine(load_policy(spec.policy.model, spec.policy.value_head), spec)
     state = TrainerState(kl_coef=spec.kl.coef) if checkpoint is None else load_checkpoint(checkpoint, trainer)

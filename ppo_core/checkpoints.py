@@ -49,6 +49,7 @@ class TrainerState:
     prompts_trained: int = 0
     prompts_failed: int = 0
     hours: float = 0.0
+    evaluation_owed: bool = True  #: held-out answers of this iteration are due and were not given yet
     gate: dict[str, Any] | None = None
 
     def after(self, **changes: Any) -> TrainerState:

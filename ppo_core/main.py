@@ -7,12 +7,13 @@ own farewell can change the code or hang.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ppo_core.control import Control
 from ppo_core.errors import PPOCoreError
@@ -28,6 +29,9 @@ from ppo_core.rundir import (
 )
 from ppo_core.spec import SpecFaults, check_files, parse_spec
 
+if TYPE_CHECKING:
+    from ppo_core.trainer import Outcome
+
 LOADING_DEADLINE_S = 1800.0
 
 
@@ -40,30 +44,31 @@ def run_segment(segment: SegmentDir, token: int, attempt: int, change: Callable[
         attempt: counts starts of this run, for logs.
         change: called with the loaded `Trainer` before it starts; tests put their faults in by it.
     """
-    journal = JournalWriter(segment.journal)
-    try:
-        outcome = _train(segment, token, attempt, journal, change)
-        code, reason, error = outcome.code, outcome.reason, None
-    except PPOCoreError as fault:
-        code, reason = ExitCode(fault.exit_code), "error"
-        error = _described(fault, fault.code, fault.hint)
-    except MemoryError as fault:
-        code, reason = ExitCode.FAULT, "error"
-        error = _described(fault, "out_of_memory", "Lower update.token_budget or rollout.batch_size.")
-    except Exception as fault:
-        code, reason = ExitCode.FAULT, "error"
-        error = _described(fault, "unexpected", "This is a fault of the trainer; its traceback is kept with the run.")
-    if error is not None:
-        print(error["traceback"], file=sys.stderr, flush=True)
-    iteration = journal.last.iteration if journal.last else 0
-    journal.append("end", iteration, {"code": int(code), "reason": reason, "error": error})
-    journal.close()
+    with contextlib.closing(JournalWriter(segment.journal)) as journal:
+        error: dict[str, str] | None = None
+        try:
+            outcome = _train(segment, token, attempt, journal, change)
+            code, reason = outcome.code, outcome.reason
+        except PPOCoreError as fault:
+            code, reason = ExitCode(fault.exit_code), "error"
+            error = _described(fault, fault.code, fault.hint)
+        except MemoryError as fault:
+            code, reason = ExitCode.FAULT, "error"
+            error = _described(fault, "out_of_memory", "Lower update.token_budget or rollout.batch_size.")
+        except Exception as fault:
+            code, reason = ExitCode.FAULT, "error"
+            hint = "This is a fault of the trainer; its traceback is kept with the run."
+            error = _described(fault, "unexpected", hint)
+        if error is not None:
+            print(error["traceback"], file=sys.stderr, flush=True)
+        iteration = journal.last.iteration if journal.last else 0
+        journal.append("end", iteration, {"code": int(code), "reason": reason, "error": error})
     return code
 
 
 def _train(
     segment: SegmentDir, token: int, attempt: int, journal: JournalWriter, change: Callable[[Any], None] | None
-) -> Any:
+) -> Outcome:
     start = segment.read_start()
     journal.append("phase", 0, {"phase": "loading", "deadline_s": LOADING_DEADLINE_S})
     spec = parse_spec(start.spec)

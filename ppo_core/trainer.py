@@ -22,7 +22,6 @@ from ppo_core.rundir import (
     JournalWriter,
     SegmentDir,
     checkpoint_bytes,
-    last_iteration,
     write_atomically,
 )
 from ppo_core.samples import held_out_records, rollout_records
@@ -39,6 +38,14 @@ class Outcome:
 
     code: ExitCode
     reason: str
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What a look at the held-out prompts gave: nothing where none was due."""
+
+    metrics: dict[str, float | None]
+    verdict: Verdict | None
 
 
 class Trainer:
@@ -77,8 +84,9 @@ class Trainer:
         Raises:
             PPOCoreError: a fault that ends the run as failed.
         """
-        if self.state.iteration == 0 and last_iteration(self.segment) == 0:
-            self._measure_the_start()
+        owed = self._owed_evaluation()
+        if owed is not None:
+            return owed
         while self.state.iteration < self.spec.iterations:
             outcome = self._asked_to_end() or self._one_iteration()
             if outcome is not None:
@@ -117,11 +125,12 @@ class Trainer:
             prompts_trained=self.state.prompts_trained + report.rollout.num_rows,
             prompts_failed=self.state.prompts_failed + num_failed,
         )
-        metrics, verdict = self._evaluated(iteration, watch, report)
+        self.state = self.state.after(evaluation_owed=self._evaluation_due(iteration))
+        evaluation = self._evaluate(watch)
         own = iteration_metrics(report, self.state, self.prompts, watch.seconds(), self.meter.limit_s(report))
-        self.journal.append("metrics", iteration, {**own, **metrics})
+        self.journal.append("metrics", iteration, {**own, **evaluation.metrics})
         self._keep_samples(iteration, report)
-        return self._after(iteration, verdict)
+        return self._after(iteration, evaluation.verdict)
 
     def _after(self, iteration: int, verdict: Verdict | None) -> Outcome | None:
         """What follows an iteration: a tripped gate, a checkpoint that is due or was asked for."""
@@ -151,40 +160,46 @@ class Trainer:
 
     # Evaluation
 
-    def _measure_the_start(self) -> None:
-        """Held-out scores of the untrained policy, as iteration 0, so that every later one has its beginning."""
-        if self.held_out is None:
-            return
-        self._announce("evaluation", 0)
-        try:
-            answers = self.held_out.answer(self.models.engine, self.control.check)
-        except Interrupted:
-            return
-        self.judge_score = answers.judge_mean
-        self.state = self.state.after(gate=self.held_out.start_gate(answers).as_dict())
-        self.journal.append("metrics", 0, held_out_metrics(answers))
-        self._write_samples(0, held_out_records(answers))
+    def _evaluation_due(self, iteration: int) -> bool:
+        spec = self.spec
+        gate_due = spec.gate.judge is not None and iteration % spec.gate.every == 0
+        return gate_due or iteration % spec.evaluation.every == 0 or iteration == spec.iterations
 
-    def _evaluated(
-        self, iteration: int, watch: Stopwatch, report: IterationReport
-    ) -> tuple[dict[str, float | None], Verdict | None]:
-        gate_due = self.spec.gate.judge is not None and iteration % self.spec.gate.every == 0
-        due = gate_due or iteration % self.spec.evaluation.every == 0 or iteration == self.spec.iterations
-        if self.held_out is None or not due:
-            return {}, None
+    def _owed_evaluation(self) -> Outcome | None:
+        """The evaluation of the present iteration, if a stop kept it from being made: the start's is owed to every run.
+
+        Its metrics belong to that iteration, whose own stand in the journal already.
+        """
+        iteration = self.state.iteration
+        self.control.iteration = iteration
+        evaluation = self._evaluate(Stopwatch(lambda phase: self._announce(phase, iteration)))
+        if evaluation.metrics:
+            self.journal.append("metrics", iteration, evaluation.metrics)
+        return self._after(iteration, evaluation.verdict) if iteration else None
+
+    def _evaluate(self, watch: Stopwatch) -> Evaluation:
+        """Answer the held-out prompts if that is owed. A stop does not wait for it: then it stays owed."""
+        iteration, nothing = self.state.iteration, Evaluation({}, None)
+        if self.held_out is None or not self.state.evaluation_owed:
+            return nothing
         try:
             with watch.phase("evaluation"):
                 answers = self.held_out.answer(self.models.engine, self.control.check)
-        except Interrupted:  # A stop does not wait for an evaluation; the iteration itself is whole.
-            return {}, None
+        except Interrupted:
+            return nothing
         self.judge_score = answers.judge_mean
+        self.state = self.state.after(evaluation_owed=False)
         self._write_samples(iteration, held_out_records(answers))
         metrics = held_out_metrics(answers)
-        if not gate_due or self.state.gate is None:
-            return metrics, None
-        verdict = self.held_out.judge_gate(GateState.of(self.state.gate), answers, report.all_scores)
-        self.state = self.state.after(gate=verdict.state.as_dict())
-        return {**metrics, **verdict.metrics()}, verdict
+        if answers.judge_scores is None:
+            return Evaluation(metrics, None)
+        if self.state.gate is None:
+            self.state = self.state.after(gate=self.held_out.start_gate(answers).as_dict())
+        elif iteration % self.spec.gate.every == 0:
+            verdict = self.held_out.judge_gate(GateState.of(self.state.gate), answers)
+            self.state = self.state.after(gate=verdict.state.as_dict())
+            return Evaluation({**metrics, **verdict.metrics()}, verdict)
+        return Evaluation(metrics, None)
 
     # Journal, samples, checkpoints
 

@@ -46,7 +46,11 @@ def finished(toy: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> S
 
 
 def metrics_of(segment: SegmentDir) -> dict[int, dict[str, Any]]:
-    return {event.iteration: timeless(event.payload) for event in journal(segment, "metrics")}
+    """By iteration; an evaluation that was made after a restart is a second event of its iteration."""
+    found: dict[int, dict[str, Any]] = {}
+    for event in journal(segment, "metrics"):
+        found.setdefault(event.iteration, {}).update(timeless(event.payload))
+    return found
 
 
 def policy_weights(checkpoint: Path) -> dict[str, torch.Tensor]:
