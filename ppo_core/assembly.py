@@ -34,7 +34,8 @@ def assemble_trainer(
         CheckpointError: the checkpoint is damaged, or of another model.
     """
     torch.use_deterministic_algorithms(True)
-    transformers_logging.disable_progress_bar()  # whoever follows the journal draws progress; a log wants lines
+    # Whoever follows the journal draws progress; a log wants lines.
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     tokenizer = load_tokenizer(spec.policy.model)
     trainer = LocalEngine(load_policy(spec.policy.model, spec.policy.value_head), spec)
     state = TrainerState(kl_coef=spec.kl.coef) if checkpoint is None else load_checkpoint(checkpoint, trainer)
