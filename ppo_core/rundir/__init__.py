@@ -1,0 +1,75 @@
+"""The run directory: the whole contract between a trainer and whoever looks after it. A door, importable without torch.
+
+    RUN/segment-0001/spec.json            the resolved spec, and the checkpoint that the segment starts from
+    RUN/segment-0001/journal.jsonl        append-only, one event a line
+    RUN/segment-0001/samples/             texts and token records of kept responses, one file an iteration
+    RUN/segment-0001/logs/                what each attempt's ranks printed
+    RUN/segment-0001/control/             commands for one lease token
+    RUN/segment-0001/checkpoints/         iter-000020/ and so on, each whole or absent
+
+It knows neither database nor queue. Nothing here rewrites a file in place: files are written aside, fsynced and
+renamed, and the journal only grows (but for a torn last line, which is cut when a trainer starts).
+"""
+
+from ppo_core.rundir.checkpoint_files import (
+    MANIFEST,
+    checkpoint_bytes,
+    checkpoint_iteration,
+    checkpoints,
+    new_checkpoint,
+    read_manifest,
+    remove_checkpoint,
+    remove_leftovers,
+    verify_checkpoint,
+    write_manifest,
+)
+from ppo_core.rundir.control import SEVERITY, CommandKind, ControlCommand, read_commands, send_command
+from ppo_core.rundir.files import fsync_folder, write_atomically
+from ppo_core.rundir.journal import (
+    Event,
+    EventType,
+    ExitCode,
+    JournalWriter,
+    all_events,
+    decode_event,
+    encode_event,
+    read_journal,
+)
+from ppo_core.rundir.restart import last_iteration, next_start, start_iteration
+from ppo_core.rundir.segments import SegmentDir, SegmentStart, create_segment, segment_dir, segments
+
+__all__ = [
+    "MANIFEST",
+    "SEVERITY",
+    "CommandKind",
+    "ControlCommand",
+    "Event",
+    "EventType",
+    "ExitCode",
+    "JournalWriter",
+    "SegmentDir",
+    "SegmentStart",
+    "all_events",
+    "checkpoint_bytes",
+    "checkpoint_iteration",
+    "checkpoints",
+    "create_segment",
+    "decode_event",
+    "encode_event",
+    "fsync_folder",
+    "last_iteration",
+    "new_checkpoint",
+    "next_start",
+    "read_commands",
+    "read_journal",
+    "read_manifest",
+    "remove_checkpoint",
+    "remove_leftovers",
+    "segment_dir",
+    "segments",
+    "send_command",
+    "start_iteration",
+    "verify_checkpoint",
+    "write_atomically",
+    "write_manifest",
+]
