@@ -14,6 +14,7 @@ from typing import Any
 
 from celery import Celery, bootsteps
 
+from store.hint import HINT_QUEUE, HINT_TASK
 from worker.data_folder import DataFolderError
 from worker.loop import Looker
 from worker.settings import read_settings
@@ -28,6 +29,7 @@ def _configuration() -> dict[str, Any]:
         # One process, no children: a fork would inherit database connections, and there is nothing to do in parallel.
         "worker_pool": "solo",
         "worker_concurrency": 1,
+        "task_default_queue": HINT_QUEUE,
         "task_serializer": "json",
         "accept_content": ["json"],
         "task_ignore_result": True,
@@ -86,7 +88,7 @@ class Looking(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no t
 app.steps["worker"].add(Looking)
 
 
-@app.task(name="hint", ignore_result=True)  # type: ignore[untyped-decorator]  # Celery has no types
+@app.task(name=HINT_TASK, ignore_result=True)  # type: ignore[untyped-decorator]  # Celery has no types
 def hint(run_id: str | None = None) -> None:
     """The queue has work. Which run was meant does not matter: the best one is taken."""
     if Looking.looker is not None:

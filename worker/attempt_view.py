@@ -68,3 +68,18 @@ class AttemptView:
         return (
             f"no sign of life for {silent_s:.0f} s in phase {phase}, which was to take at most {self._deadline_s:.0f} s"
         )
+
+
+def last_word(segment: SegmentDir, token: int) -> dict[str, Any] | None:
+    """The `end` of the attempt that held `token`, if it left one."""
+    offset, speaker, end = 0, None, None
+    while True:
+        events, after = read_journal(segment.journal, offset)
+        if after == offset:
+            return end if speaker == token else None
+        offset = after
+        for event in events:
+            if event.type == "started":
+                speaker, end = event.payload.get("token"), None
+            elif event.type == "end":
+                end = event.payload

@@ -27,6 +27,9 @@ from worker.settings import WorkerSettings, read_settings
 
 log = logging.getLogger("worker")
 
+# On top of the first lease: on a busy machine a supervisor's interpreter takes seconds until it can renew.
+START_ALLOWANCE_S = 10.0
+
 
 def code_version() -> str:
     """The installed version of this code."""
@@ -101,7 +104,7 @@ class Looker:
         started = 0
         while not self._stopping.is_set():
             with self.sessions.begin() as session:
-                claimed = claim(session, self.settings.worker_id, self.settings.lease_s)
+                claimed = claim(session, self.settings.worker_id, self.settings.lease_s + START_ALLOWANCE_S)
             if claimed is None:
                 break
             self._start_supervisor(claimed)

@@ -13,24 +13,29 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 from sqlalchemy import Connection, select, text
 from sqlalchemy.orm import Session, sessionmaker
 
 from ppo_core.errors import RunDirectoryError
-from ppo_core.rundir import segment_dir
+from ppo_core.rundir import ExitCode, segment_dir
 from store import leases, recovery, workers
 from store.commands import time_out_unattended
 from store.models import Run, Worker
 from store.runs import IllegalMove, LeaseLost, transition
 from store.session import AWAY, make_engine, session_factory
+from worker.attempt_view import last_word
 from worker.delivery import Delivery
+from worker.outcome import from_end, write_outcome
 from worker.processes import kill_marked
 from worker.settings import WorkerSettings, read_settings
 
 log = logging.getLogger("worker.reconcile")
 
 _LOCK = 7_370_002
+# Ends that a new attempt would only repeat. Others are: a goal is reached again at once from the last checkpoint.
+FINAL_CODES = (ExitCode.BAD_SPEC, ExitCode.DATA_OR_REWARD, ExitCode.FAULT, ExitCode.GATE_OR_GUARD)
 
 
 class Reconciler:
@@ -65,15 +70,13 @@ class Reconciler:
             with self.sessions() as session:
                 overdue = leases.expired(session, self.settings.lease_s)
             for run_id, token in overdue:
-                self._for_one(run_id, lambda run_id=run_id, token=token: self._declare_lost(run_id, token))
+                self._for_one(run_id, partial(self._declare_lost, run_id, token))
         with self.sessions() as session:
             lost = session.execute(
                 select(Run.id, Run.lease_token, Run.active_segment).where(Run.state == "recovering")
             ).all()
         for run_id, token, segment in lost:
-            self._for_one(
-                run_id, lambda run_id=run_id, token=token, segment=segment: self._recover(run_id, token, segment)
-            )
+            self._for_one(run_id, partial(self._recover, run_id, token, segment))
         with self.sessions.begin() as session:
             for worker_id in workers.mark_silent(session, self.settings.lease_s + 2 * self.settings.poll_s):
                 log.warning("worker %s is gone", worker_id)
@@ -118,7 +121,12 @@ class Reconciler:
             Delivery(self.sessions, run_id, segment, folder).all(token)
         except RunDirectoryError as error:
             log.error("run %s: its journal cannot be delivered: %s", run_id, error)
+        end = last_word(folder, token)
         with self.sessions.begin() as session:
+            if end is not None and end.get("code") in FINAL_CODES:
+                # The trainer had said it all; only the supervisor could no longer write it down.
+                write_outcome(session, run_id, token, from_end(end, None, draining=False))
+                return
             run = session.get_one(Run, run_id)
             run = recovery.settle(
                 session,

@@ -66,7 +66,7 @@ def test_run_that_waits_for_a_later_time_is_left(session: Session, make_run: Cal
 
 def test_gpus_belong_to_one_run_and_fit_is_respected(session: Session, make_run: Callable[..., Run]) -> None:
     worker = _register(session, cpu_slots=1, gpus=3)
-    pair, too_big, single = make_run(gpus=2), make_run(gpus=4), make_run(gpus=1)
+    pair, too_big, single = make_run(gpus=2, priority=2), make_run(gpus=4, priority=3), make_run(gpus=1)
     taken = {claimed.run_id: claimed.gpus for _ in range(3) if (claimed := claim(session, worker, 20))}
     assert taken == {pair.id: (0, 1), single.id: (2,)}
     assert held_gpus(session, pair.id) == (0, 1)

@@ -1,0 +1,226 @@
+"""A trainer that trains nothing: it speaks the run directory's contract, and fails on purpose as real ones do.
+
+`python tests/worker/scripted_trainer.py SEGMENT_DIR --token N --attempt M`, set as PPO_TRAINER_COMMAND. What it does is
+written as JSON in the environment variable PPO_SCRIPTED, and under `scripted` in the run's spec, which wins:
+
+    iterations 10 (the spec's own, if it has some)   iteration_s 0.05     loading_s 0
+    checkpoint_every 5      checkpoint_bytes 100     metrics 5 a line     samples 2 a line
+    nan_at, die_at, hang_at: iterations; `attempts` (a number, default 1) says in how many attempts the last two count
+    end_at [iteration, code]                         fail_loading code    torn_at: dies in the middle of a line
+    ignore_stop true: neither commands nor SIGTERM   children 3: one in a session of its own, one deaf to SIGTERM
+
+PPO_WITNESS names a file to which it appends "run segment attempt token iteration pid what" lines, outside of all that
+the platform knows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from ppo_core.rundir import (
+    MANIFEST,
+    JournalWriter,
+    SegmentDir,
+    checkpoint_bytes,
+    checkpoint_iteration,
+    checkpoints,
+    new_checkpoint,
+    read_commands,
+    remove_leftovers,
+)
+
+SLEEPER = "import signal, sys, time; sys.argv[1:] and signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+
+
+class ScriptedTrainer:
+    """One attempt."""
+
+    def __init__(self, segment: SegmentDir, token: int, attempt: int) -> None:
+        self.segment = segment
+        self.token = token
+        self.attempt = attempt
+        self.start = segment.read_start()
+        spec = self.start.spec
+        defaults = {"iterations": spec.get("iterations", 10), "iteration_s": 0.05, "checkpoint_every": 5, "attempts": 1}
+        self.knobs: dict[str, Any] = {
+            **defaults,
+            **json.loads(os.environ.get("PPO_SCRIPTED", "{}")),
+            **spec.get("scripted", {}),
+        }
+        self.journal = JournalWriter(segment.journal)
+        self.terminated = False
+        self.answered: set[str] = set()
+        signal.signal(signal.SIGTERM, self._on_sigterm)
+
+    def _on_sigterm(self, *_: object) -> None:
+        self.terminated = not self.knobs.get("ignore_stop")
+
+    def knob(self, name: str) -> Any:
+        return self.knobs.get(name)
+
+    def mischief(self, name: str, iteration: int) -> bool:
+        return bool(self.knob(name) == iteration and self.attempt <= self.knobs["attempts"])
+
+    def witness(self, iteration: int, what: str) -> None:
+        path = os.environ.get("PPO_WITNESS")
+        if path:
+            words = [self.start.run_id, self.start.segment, self.attempt, self.token, iteration, os.getpid(), what]
+            with open(path, "a", encoding="utf-8") as file:
+                file.write(" ".join(map(str, words)) + "\n")
+
+    def run(self) -> int:
+        self.witness(0, "start")
+        self.journal.append("phase", 0, {"phase": "loading", "deadline_s": 60.0})
+        for number in range(self.knob("children") or 0):
+            deaf = ["deaf"] if number == 1 else []
+            subprocess.Popen([sys.executable, "-c", SLEEPER, *deaf], start_new_session=number == 0)
+        time.sleep(self.knob("loading_s") or 0)
+        if self.knob("fail_loading"):
+            error = {"code": "spec", "message": "it cannot be", "hint": "change it", "traceback": ""}
+            return self.end(self.knob("fail_loading"), "error", 0, error)
+        remove_leftovers(self.segment)
+        own = checkpoints(self.segment)
+        origin = own[-1] if own else (Path(self.start.checkpoint) if self.start.checkpoint else None)
+        iteration = (checkpoint_iteration(origin) or 0) if origin else 0
+        self.journal.append(
+            "started",
+            iteration,
+            {
+                "pid": os.getpid(),
+                "attempt": self.attempt,
+                "token": self.token,
+                "resumed_from": str(origin) if origin else None,
+                "first_iteration": iteration + 1,
+                "versions": {},
+            },
+        )
+        self.witness(iteration, "started")
+        while iteration < self.knobs["iterations"]:
+            deadline = time.monotonic() + self.knobs["iteration_s"]
+            while True:
+                asked = self.asked(iteration)
+                if asked is not None:
+                    return self.come_to_rest(iteration, asked)
+                if time.monotonic() >= deadline:
+                    break
+                time.sleep(0.01)
+            iteration += 1
+            code = self.one_iteration(iteration)
+            if code is not None:
+                return code
+        self.save(iteration, "final")
+        return self.end(0, "goal", iteration)
+
+    def one_iteration(self, iteration: int) -> int | None:
+        self.journal.append("phase", iteration, {"phase": "rollout", "deadline_s": self.knob("phase_s") or 60.0})
+        if self.mischief("die_at", iteration):
+            self.witness(iteration, "die")
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.mischief("torn_at", iteration):
+            with self.segment.journal.open("a", encoding="ascii") as file:
+                file.write('{"seq":99,"type":"metrics","iter')
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.mischief("hang_at", iteration):
+            while True:
+                time.sleep(60)
+        names = [
+            "reward/score_mean",
+            "kl/ref_token",
+            *(f"scripted/{n}" for n in range((self.knob("metrics") or 5) - 2)),
+        ]
+        metrics = {name: iteration + number / 8 for number, name in enumerate(names)}
+        if self.knob("nan_at") == iteration:
+            metrics["reward/score_mean"] = float("nan")
+        self.journal.append("metrics", iteration, {**metrics, "data/response_tokens": 100.0})
+        self.write_samples(iteration)
+        self.witness(iteration, "iteration")
+        if self.knob("end_at") and self.knob("end_at")[0] == iteration:
+            self.save(iteration, "gate")
+            error = {"code": "first_minibatch_ratio", "message": "ratio is 1.034", "hint": "compare", "traceback": "T"}
+            code = self.knob("end_at")[1]
+            return self.end(
+                code, "gate" if code in (10, 69) else "error", iteration, error if code < 69 or code == 70 else None
+            )
+        if iteration % self.knobs["checkpoint_every"] == 0:
+            self.save(iteration, "schedule")
+        return None
+
+    def write_samples(self, iteration: int) -> None:
+        number = self.knobs.get("samples", 2)
+        record = {"kind": "train", "prompt": "p", "response": "r", "score": 0.5, "penalized_score": 0.5, "length": 1}
+        path = self.segment.samples / f"iter-{iteration:06d}.jsonl"
+        lines = (
+            json.dumps({**record, "index": n, "finish_reason": "stop", "tokens": {"ids": [n]}}) for n in range(number)
+        )
+        path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+        self.journal.append("samples", iteration, {"path": f"samples/{path.name}", "num": number})
+
+    def asked(self, iteration: int) -> str | None:
+        """ "stop" or "pause"; checkpoints are made on the way."""
+        if self.knob("ignore_stop"):
+            return None
+        worst = "stop" if self.terminated else None
+        for command in read_commands(self.segment, self.token):
+            if command.id not in self.answered:
+                self.answered.add(command.id)
+                self.ack(iteration, command.id, command.kind, "accepted")
+                if command.kind == "checkpoint":
+                    self.save(iteration, "command")
+                    self.ack(iteration, command.id, command.kind, "done")
+            if command.kind != "checkpoint" and worst != "stop":
+                worst = command.kind
+        return worst
+
+    def ack(self, iteration: int, command: str, kind: str, status: str) -> None:
+        payload = {"command": command, "kind": kind, "status": status, "detail": None}
+        self.journal.append("ack", iteration, payload)
+
+    def come_to_rest(self, iteration: int, asked: str) -> int:
+        self.save(iteration, asked)
+        for command in read_commands(self.segment, self.token):
+            self.ack(iteration, command.id, command.kind, "done")
+        return self.end(11, "stopped", iteration) if asked == "stop" else self.end(10, "paused", iteration)
+
+    def save(self, iteration: int, reason: str) -> None:
+        target = self.segment.checkpoint(iteration)
+        if target.exists():
+            return
+        with new_checkpoint(target) as folder:
+            (folder / "state.json").write_text(json.dumps({"iteration": iteration}))
+            (folder / "weights").write_bytes(b"w" * (self.knob("checkpoint_bytes") or 100))
+        payload = {
+            "path": f"checkpoints/{target.name}",
+            "bytes": checkpoint_bytes(target),
+            "manifest_sha256": hashlib.sha256((target / MANIFEST).read_bytes()).hexdigest(),
+            "reason": reason,
+            "judge_score": None,
+        }
+        self.journal.append("checkpoint", iteration, payload)
+
+    def end(self, code: int, reason: str, iteration: int, error: dict[str, str] | None = None) -> int:
+        self.journal.append("end", iteration, {"code": code, "reason": reason, "error": error})
+        self.witness(iteration, f"end-{code}")
+        return code
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("segment", type=Path)
+    parser.add_argument("--token", type=int, required=True)
+    parser.add_argument("--attempt", type=int, required=True)
+    arguments = parser.parse_args()
+    print(f"scripted attempt {arguments.attempt} with token {arguments.token}", flush=True)
+    os._exit(ScriptedTrainer(SegmentDir(arguments.segment), arguments.token, arguments.attempt).run())
+
+
+if __name__ == "__main__":
+    main()
