@@ -1,0 +1,99 @@
+"""Marked processes are found wherever they went, and end."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ppo_core.rundir import JournalWriter, SegmentDir, SegmentStart, create_segment
+from tests.worker.platform import alive, wait_until
+from worker.attempt_view import AttemptView, last_word
+from worker.processes import carries, kill_marked, marked_processes, marks
+from worker.trainer_process import TrainerProcess, describe_exit
+
+SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    """In a session of its own."""
+    process = subprocess.Popen(SLEEP, env={**os.environ, **marks("r-test-mark", 3)}, start_new_session=True)
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_marked_process_is_found_by_run_and_token(sleeper: subprocess.Popen[bytes]) -> None:
+    wait_until(lambda: carries(sleeper.pid, "r-test-mark", 3))
+    assert [process.pid for process in marked_processes("r-test-mark", 3)] == [sleeper.pid]
+    assert marked_processes("r-test-mark", 2) == []
+    assert marked_processes("r-test", 9) == []
+    assert not carries(sleeper.pid, "r-test-mark", 4)
+
+
+def test_killing_proves_that_nothing_is_left(sleeper: subprocess.Popen[bytes]) -> None:
+    wait_until(lambda: carries(sleeper.pid, "r-test-mark", 3))
+    assert kill_marked("r-test-mark", 3) == []
+    assert not alive(sleeper.pid)
+
+
+def test_trainer_dies_with_its_supervisor(tmp_path: Path) -> None:
+    program = (
+        "import sys, time; from pathlib import Path; from worker.trainer_process import TrainerProcess\n"
+        f"trainer = TrainerProcess({SLEEP!r}, 'r-test-parent', 1, Path({str(tmp_path / 'log')!r}), {{}})\n"
+        "print(trainer.pid, flush=True); time.sleep(60)"
+    )
+    supervisor = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    assert supervisor.stdout is not None
+    trainer = int(supervisor.stdout.readline())
+    assert alive(trainer)
+    supervisor.kill()
+    supervisor.communicate()
+    wait_until(lambda: not alive(trainer), 2)
+
+
+def test_deaf_trainer_is_killed_after_the_grace(tmp_path: Path) -> None:
+    deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(60)"
+    trainer = TrainerProcess([sys.executable, "-c", deaf], "r-test-deaf", 1, tmp_path / "log", {})
+    wait_until(lambda: (tmp_path / "log").stat().st_size > 0)
+    began = time.monotonic()
+    assert not trainer.end(0.3)
+    wait_until(lambda: trainer.end(0.3))
+    assert 0.3 <= time.monotonic() - began < 5
+    assert describe_exit(trainer.exit_status()) == "signal 9"
+
+
+@pytest.fixture
+def segment(tmp_path: Path) -> SegmentDir:
+    return create_segment(tmp_path / "r", SegmentStart("r", 1, {}))
+
+
+def test_view_sees_only_what_its_own_attempt_said(segment: SegmentDir) -> None:
+    journal = JournalWriter(segment.journal)
+    journal.append("started", 0, {"token": 1})
+    journal.append("end", 4, {"code": 11, "reason": "stopped", "error": None})
+    view = AttemptView(segment)
+    view.read()
+    assert (view.started, view.end) == (False, None)
+    journal.append("started", 4, {"token": 2})
+    journal.append("metrics", 5, {"a": 1.0})
+    view.read()
+    assert (view.started, view.iteration, view.end) == (True, 5, None)
+    assert last_word(segment, 1) is None
+    journal.append("end", 5, {"code": 70, "reason": "error", "error": None})
+    view.read()
+    assert view.end is not None
+    assert last_word(segment, 2) == view.end
+
+
+def test_silence_beyond_twice_the_announced_time_is_a_stall(segment: SegmentDir) -> None:
+    view = AttemptView(segment)
+    JournalWriter(segment.journal).append("phase", 1, {"phase": "update", "deadline_s": 0.05})
+    view.read()
+    assert view.stalled() is None
+    time.sleep(0.15)
+    assert "in phase update" in str(view.stalled())

@@ -1,0 +1,55 @@
+"""The worker refuses to start without what it needs, and loads nothing heavy."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from worker.data_folder import DataFolderError, prove_writable, token_file
+from worker.settings import WorkerSettings, read_settings
+from worker.supervise import visible_devices
+
+
+def test_missing_settings_are_all_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("DATABASE_URL", "PPO_DATA_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(ValidationError) as caught:
+        read_settings()
+    assert {error["loc"] for error in caught.value.errors()} == {("DATABASE_URL",), ("data_dir",)}
+
+
+def test_renewal_has_to_fit_twice_into_a_lease(tmp_path: Path) -> None:
+    with pytest.raises(ValidationError, match="at most half"):
+        WorkerSettings(database_url="postgresql://x", data_dir=tmp_path, lease_s=5, renew_s=4)
+
+
+def test_trainer_command_may_be_replaced(tmp_path: Path) -> None:
+    settings = WorkerSettings(database_url="postgresql://x", data_dir=tmp_path)
+    assert settings.trainer_words == [sys.executable, "-m", "ppo_core.main"]
+    replaced = settings.model_copy(update={"trainer_command": "python 'my trainer.py' --fast"})
+    assert replaced.trainer_words == ["python", "my trainer.py", "--fast"]
+
+
+def test_token_is_left_in_the_data_folder(tmp_path: Path) -> None:
+    token = prove_writable(tmp_path, "machine/1")
+    assert token_file(tmp_path, "machine/1").read_text() == token
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataFolderError, match="cannot be written"):
+        prove_writable(tmp_path / "file", "w")
+
+
+def test_gpus_are_counted_among_those_the_worker_may_see(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert (visible_devices(()), visible_devices((0, 2))) == ("", "0,2")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,GPU-ab,6")
+    assert visible_devices((1, 2)) == "GPU-ab,6"
+
+
+@pytest.mark.parametrize("module", ["worker.app", "worker.loop", "worker.supervise", "worker.reconcile"])
+def test_module_loads_without_the_training_stack_and_without_settings(module: str) -> None:
+    program = f"import sys, {module}; print([m for m in ('torch', 'transformers', 'numpy') if m in sys.modules])"
+    environment = {"PATH": "/usr/bin:/bin"}
+    ended = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert ended.stdout == "[]\n"
