@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator
 import uvicorn
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
+from pydantic import ValidationError
 from starlette.middleware import Middleware
 
 from api import errors, openapi
@@ -107,7 +108,11 @@ def main() -> None:
     parser.add_argument("--fd", type=int, help="an inherited listening socket to serve, in place of host and port")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    app = create_app(ApiSettings())
+    try:
+        settings = ApiSettings()
+    except ValidationError as error:
+        parser.error("; ".join(f"{fault['loc'][0]}: {fault['msg']}" for fault in error.errors()))
+    app = create_app(settings)
     config = uvicorn.Config(
         app,
         host=arguments.host,

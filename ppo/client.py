@@ -46,7 +46,7 @@ from ppo.wire import (
 TIMEOUT_S = 30.0
 LONGEST_POLL_S = 25.0
 PAGE = 200
-RETRY_WAITS_S = (0.5, 1.0, 2.0)
+RETRY_WAITS_S = (0.2, 0.8)
 PATIENCE_S = 120.0  # How long `follow` and `wait` sit out a service that cannot be reached.
 _COMES_AND_GOES = frozenset({502, 503, 504})
 

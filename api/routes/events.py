@@ -69,7 +69,7 @@ async def stream_events(
 ) -> Response:
     """Follow several runs in one stream, from where each was left. `Last-Event-ID` wins over `runs`."""
     positions = _positions(runs, last_event_id)
-    if not 1 <= len(positions.runs) + positions.every_state <= MAX_RUNS + 1:
+    if len(positions.runs) > MAX_RUNS or not (positions.runs or positions.every_state):
         fault = FaultMessage(pointer="/query/runs", message=f"follow 1 to {MAX_RUNS} runs, or *")
         raise ProblemError(422, "bad_request", "The request is not valid.", errors=[fault])
     if live.closing or live.num_subscriptions >= MAX_STREAMS:

@@ -157,7 +157,7 @@ def test_after_a_roll_back_the_active_line_has_one_value_an_iteration(
     viewer: TestClient, make_run: Callable[..., str], write: Callable[..., None], sessions: sessionmaker[Session]
 ) -> None:
     run_id = make_run()
-    write(run_id, {i: {"kl/coef": 1.0} for i in range(0, 261)})
+    write(run_id, {i: {"kl/coef": 1.0} for i in range(261)})
     with sessions.begin() as session:
         session.add(
             Checkpoint(
