@@ -11,6 +11,7 @@ from ppo_core.checkpoints import TrainerState, load_checkpoint
 from ppo_core.control import Control
 from ppo_core.data.prompts import PromptSource
 from ppo_core.diagnostics.limit_meter import LimitMeter
+from ppo_core.errors import DataError
 from ppo_core.evaluation.held_out import HeldOut
 from ppo_core.iteration import Models
 from ppo_core.models.loading import load_policy, load_reference, load_tokenizer
@@ -36,11 +37,14 @@ def assemble_trainer(
     torch.use_deterministic_algorithms(True)
     # Whoever follows the journal draws progress; a log wants lines.
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    device = _device(spec)
     tokenizer = load_tokenizer(spec.policy.model)
-    trainer = LocalEngine(load_policy(spec.policy.model, spec.policy.value_head), spec)
+    trainer = LocalEngine(load_policy(spec.policy.model, spec.policy.value_head).to(device), spec)
     state = TrainerState(kl_coef=spec.kl.coef) if checkpoint is None else load_checkpoint(checkpoint, trainer)
     state = state.after(kl_coef=spec.kl.coef)  # fixed: a roll back may have changed it
-    prompts = PromptSource(Path(spec.data.prompts), tokenizer, spec.data.max_prompt_tokens, spec.seed)
+    prompts = PromptSource(
+        Path(spec.data.prompts), tokenizer, spec.data.max_prompt_tokens, spec.seed, min_prompts=spec.rollout.batch_size
+    )
     if prompts.num_dropped:
         message = (
             f"{prompts.num_dropped} prompts are longer than data.max_prompt_tokens {spec.data.max_prompt_tokens} "
@@ -49,7 +53,7 @@ def assemble_trainer(
         journal.append("note", state.iteration, {"level": "warning", "message": message})
     models = Models(
         trainer=trainer,
-        reference=load_reference(spec.policy.model),
+        reference=load_reference(spec.policy.model).to(device),
         reward=Reward.of(spec.reward),
         engine=TransformersEngine(trainer.policy, tokenizer, spec.rollout, version=state.policy_version),
         pad_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0,
@@ -60,3 +64,19 @@ def assemble_trainer(
         held_out = HeldOut(spec, tokenizer, models.reward, load_judge(spec.gate.judge) if spec.gate.judge else None)
     meter = LimitMeter.of(spec, trainer.policy.device)
     return Trainer(segment, spec, models, prompts, held_out, tokenizer, meter, state, journal, control)
+
+
+def _device(spec: RunSpec) -> torch.device:
+    """Where policy and reference live. Reward models stay on the CPU.
+
+    Raises:
+        DataError: the spec asks for a GPU and there is none to be seen.
+    """
+    if spec.resources.gpus == 0:
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise DataError(
+            f"resources.gpus is {spec.resources.gpus}, but torch {torch.__version__} sees no CUDA device",
+            hint="Set resources.gpus to 0, or run on a machine with a GPU and a CUDA build of torch.",
+        )
+    return torch.device("cuda")

@@ -69,7 +69,7 @@ class PolicyModel(nn.Module):
         The value of a token is that of the state that predicts it. Padding on either side changes nothing.
 
         Args:
-            input_ids: [B, L] int64, padded anyhow.
+            input_ids: [B, L] int64, padded anyhow; on any device, where the results will be, too.
             attention_mask: [B, L], 1 on prompt and response tokens.
             mask: [B, T] bool, True on the tokens that are asked for.
             temperature: the sampling temperature, > 0.
@@ -81,9 +81,8 @@ class PolicyModel(nn.Module):
         """
         with torch.set_grad_enabled(torch.is_grad_enabled() and not detach_trunk):
             states = predicting_states(self.model, input_ids, attention_mask, mask)
-            logprobs, entropies = self.logits_head.logprobs(
-                states, next_tokens(input_ids)[mask.bool()], temperature, entropy
-            )
+            tokens = next_tokens(input_ids)[mask.bool()].to(states.device)
+            logprobs, entropies = self.logits_head.logprobs(states, tokens, temperature, entropy)
         values = self.value_head((states.detach() if self.value_head_kind == "shared_detached" else states).float())
         return PolicyOutput(
             logprobs=_on_mask(logprobs, mask),
@@ -94,7 +93,8 @@ class PolicyModel(nn.Module):
     def logprobs(self, input_ids: Tensor, attention_mask: Tensor, mask: Tensor, *, temperature: float) -> Tensor:
         """`score`'s logprobs alone: [B, T], 0 where masked."""
         states = predicting_states(self.model, input_ids, attention_mask, mask)
-        found, _ = self.logits_head.logprobs(states, next_tokens(input_ids)[mask.bool()], temperature, "none")
+        tokens = next_tokens(input_ids)[mask.bool()].to(states.device)
+        found, _ = self.logits_head.logprobs(states, tokens, temperature, "none")
         return _on_mask(found, mask)
 
     def save_pretrained(self, folder: Path, tokenizer: Any | None = None) -> None:
@@ -124,15 +124,17 @@ def predicting_states(model: Any, input_ids: Tensor, attention_mask: Tensor, mas
             f"input_ids have shape {list(input_ids.shape)}, attention_mask {list(attention_mask.shape)}, mask "
             f"{list(mask.shape)}: expected [B, L], [B, L] and [B, L - 1]"
         )
+    device = model.get_input_embeddings().weight.device
     hidden: Tensor = model.base_model(
-        input_ids=input_ids,
-        attention_mask=attention_mask.long(),
-        position_ids=position_ids(attention_mask),
+        input_ids=input_ids.to(device),
+        attention_mask=attention_mask.long().to(device),
+        position_ids=position_ids(attention_mask).to(device),
         use_cache=False,
     ).last_hidden_state
-    return on_grid(hidden)[mask.bool()]
+    return on_grid(hidden)[mask.bool().to(device)]
 
 
 def _on_mask(found: Tensor, mask: Tensor) -> Tensor:
-    """[N] back to [B, T], 0 elsewhere; keeps the gradient."""
+    """[N] back to [B, T] on the mask's device, 0 elsewhere; keeps the gradient."""
+    found = found.to(mask.device)
     return torch.zeros(mask.shape, dtype=found.dtype, device=found.device).masked_scatter(mask.bool(), found)
