@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import yaml
 
 from api.schemas import Preset, SpecBody
-from ppo_core.spec import Fault, RunSpec, SpecFaults, check_files, parse_spec, read_mapping, resolve_paths
+from ppo_core.spec import Fault, RunSpec, SpecFaults, check_files, map_paths, parse_spec, read_mapping, resolve_paths
 from ppo_core.spec.loading import MAX_SPEC_BYTES
 
 
@@ -49,7 +50,7 @@ def spec_yaml(fields: dict[str, Any]) -> str:
 
 
 def presets(roots: Sequence[Path]) -> list[Preset]:
-    """Specs to begin with: `examples/*/spec.yaml` under the roots, and `*/spec.yaml` that a preparation left there."""
+    """Specs to begin with: `examples/*/spec.yaml` under the roots, the first root's where a name comes twice."""
     found: dict[str, Preset] = {}
     for root in roots:
         for path in sorted(root.glob("examples/*/spec.yaml")):
@@ -71,8 +72,33 @@ def _preset(path: Path) -> Preset | None:
             break
         comments.append(line.lstrip("# ").rstrip())
     name = path.parent.name
-    title = str(data.get("name", name))
-    return Preset(name=name, title=title, description=" ".join(comments).strip(), spec_yaml=text)
+    return Preset(
+        name=name,
+        title=str(data.get("name", name)),
+        description=" ".join(comments).strip(),
+        spec_yaml=_with_absolute_paths(text, data, path.parent),
+    )
+
+
+def _with_absolute_paths(text: str, data: dict[str, Any], folder: Path) -> str:
+    """The same text, comments kept, with relative paths counted from the spec's own folder, as the command line does.
+
+    Once it is submitted nobody knows any more which folder it came from.
+    """
+    moved: dict[str, str] = {}
+
+    def absolute(path: str) -> str:
+        moved[path] = path if Path(path).is_absolute() else str((folder / path).resolve())
+        return moved[path]
+
+    wanted = map_paths(data, absolute)
+    for old in sorted(moved, key=len, reverse=True):
+        value = re.compile(rf"(?<=[\s\[{{,])(['\"]?){re.escape(old)}\1(?=[\s\]}},]|$)")
+        text = value.sub(lambda _, new=moved[old]: json.dumps(new, ensure_ascii=False), text)  # type: ignore[misc]
+    with contextlib.suppress(SpecFaults):
+        if read_mapping(text) == wanted:
+            return text
+    return yaml.safe_dump(wanted, sort_keys=False, allow_unicode=True, width=120)
 
 
 def _nuls(value: Any, pointer: str = "") -> Iterator[str]:
