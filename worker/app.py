@@ -65,6 +65,7 @@ class Looking(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no t
         self._thread: threading.Thread | None = None
 
     def start(self, parent: Any) -> None:
+        log.setLevel(logging.INFO)  # Celery's own default is to say nothing below a warning
         looker = Looker(read_settings())
         try:
             looker.register()
@@ -101,7 +102,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    # Under its own name, so that the application is the one that `celery -A worker.app` would find.
-    from worker.app import main as named_main
-
-    named_main()
+    main()

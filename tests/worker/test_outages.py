@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from celery import Celery
 
+from store.hint import HINT_QUEUE, HINT_TASK
 from store.migrate import migrate
 from store.states import TERMINAL
 from tests.real_postgres import RealPostgres
@@ -77,7 +78,7 @@ def celery_worker(platform: Platform, redis_url: str) -> subprocess.Popen[bytes]
 
 def _hint(redis_url: str, run_id: str) -> None:
     with Celery(broker=redis_url) as sender:
-        sender.send_task("hint", args=[run_id], ignore_result=True)
+        sender.send_task(HINT_TASK, queue=HINT_QUEUE, args=[run_id], ignore_result=True)
 
 
 def test_hint_starts_the_run_and_a_doubled_one_changes_nothing(
@@ -100,10 +101,10 @@ def test_message_that_is_no_hint_does_no_harm(
 ) -> None:
     canary = platform.data / "canary"
     with Celery(broker=redis_url) as sender:
-        sender.send_task("hint", args=[{"odd": [canary.name]}, 2, 3], ignore_result=True)
-        sender.send_task("os.system", args=[f"touch {canary}"], ignore_result=True)
+        sender.send_task(HINT_TASK, queue=HINT_QUEUE, args=[{"odd": [canary.name]}, 2, 3], ignore_result=True)
+        sender.send_task("os.system", queue=HINT_QUEUE, args=[f"touch {canary}"], ignore_result=True)
         sender.conf.update(task_serializer="pickle", accept_content=["pickle"])
-        sender.send_task("hint", args=[Path(canary)], serializer="pickle", ignore_result=True)
+        sender.send_task(HINT_TASK, queue=HINT_QUEUE, args=[Path(canary)], serializer="pickle", ignore_result=True)
     time.sleep(5)
     run_id = platform.submit(5)
     _hint(redis_url, run_id)
