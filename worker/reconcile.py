@@ -117,11 +117,12 @@ class Reconciler:
             log.error("run %s: processes %s cannot be ended; it stays recovering", run_id, left)
             return
         folder = segment_dir(self.settings.run_dir(run_id), segment)
+        end = None
         try:
             Delivery(self.sessions, run_id, segment, folder).all(token)
+            end = last_word(folder, token)
         except RunDirectoryError as error:
             log.error("run %s: its journal cannot be delivered: %s", run_id, error)
-        end = last_word(folder, token)
         with self.sessions.begin() as session:
             if end is not None and end.get("code") in FINAL_CODES:
                 # The trainer had said it all; only the supervisor could no longer write it down.

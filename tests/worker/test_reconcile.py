@@ -1,0 +1,94 @@
+"""What the reconciler puts right, one look at a time."""
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import func, select, update
+
+from ppo_core.rundir import JournalWriter
+from store.models import MetricPoint, Run, WorkerSlot
+from tests.worker.conftest import Claimed
+from worker.reconcile import Reconciler
+from worker.settings import WorkerSettings
+
+
+@pytest.fixture
+def reconciler(claimed: Claimed, database_url: str) -> Iterator[Reconciler]:
+    settings = WorkerSettings(
+        database_url=database_url, data_dir=claimed.data, lease_s=0.01, renew_s=0.005, poll_s=0.01
+    )
+    reconciler = Reconciler(settings)
+    yield reconciler
+    reconciler._let_go()
+    reconciler.engine.dispose()
+
+
+def _expire(claimed: Claimed) -> None:
+    with claimed.sessions.begin() as session:
+        session.execute(update(Run).values(lease_expires_at=func.now() - timedelta(seconds=1)))
+
+
+def _journal(claimed: Claimed, *events: tuple[Any, int, dict[str, Any]]) -> None:
+    claimed.prepare()
+    journal = JournalWriter(claimed.segment().journal)
+    journal.append("started", 0, {"token": claimed.token})
+    for event in events:
+        journal.append(*event)
+    journal.close()
+
+
+def test_run_with_a_living_lease_is_left_alone(claimed: Claimed, reconciler: Reconciler) -> None:
+    with claimed.sessions.begin() as session:
+        session.execute(update(Run).values(lease_expires_at=func.now() + timedelta(seconds=60)))
+    reconciler.look()
+    assert claimed.run().state == "starting"
+
+
+def test_lost_run_is_queued_with_its_journal_delivered_and_its_slot_free(
+    claimed: Claimed, reconciler: Reconciler
+) -> None:
+    _journal(claimed, ("metrics", 1, {"a": 1.0}))
+    _expire(claimed)
+    reconciler.look()
+    run = claimed.run()
+    assert (run.state, run.reason_code, run.infrastructure_failures) == ("queued", "supervisor_lost", 1)
+    with claimed.sessions() as session:
+        assert session.scalars(select(MetricPoint.value)).all() == [1.0]
+        assert session.scalars(select(WorkerSlot.run_id)).all() == [None]
+
+
+def test_fault_that_only_the_journal_knows_fails_the_run(claimed: Claimed, reconciler: Reconciler) -> None:
+    error = {"code": "reward", "message": "no scores", "hint": "look", "traceback": ""}
+    _journal(claimed, ("end", 1, {"code": 65, "reason": "error", "error": error}))
+    _expire(claimed)
+    reconciler.look()
+    run = claimed.run()
+    assert (run.state, run.reason_code, run.reason_detail) == ("failed", "reward", "no scores")
+
+
+def test_run_whose_journal_cannot_be_read_does_not_hold_up_the_rest(claimed: Claimed, reconciler: Reconciler) -> None:
+    _journal(claimed)
+    claimed.segment().journal.write_text("rubbish\n")
+    _expire(claimed)
+    reconciler.look()
+    assert claimed.run().state == "queued"
+
+
+def test_silence_does_not_count_right_after_an_outage(claimed: Claimed, reconciler: Reconciler) -> None:
+    _expire(claimed)
+    reconciler._trust_leases_from = float("inf")
+    reconciler.look()
+    assert claimed.run().state == "starting"
+
+
+def test_one_of_several_works(claimed: Claimed, reconciler: Reconciler) -> None:
+    other = Reconciler(reconciler.settings)
+    assert reconciler._holds_lock()
+    assert reconciler._holds_lock()
+    assert not other._holds_lock()
+    reconciler._let_go()
+    assert other._holds_lock()
+    other._let_go()
+    other.engine.dispose()
