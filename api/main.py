@@ -6,7 +6,9 @@ import argparse
 import asyncio
 import contextlib
 import logging
+import signal
 import socket
+import sys
 from collections.abc import AsyncIterator
 
 import uvicorn
@@ -123,6 +125,8 @@ def main() -> None:
         server_header=False,
         timeout_graceful_shutdown=GRACE_S,
     )
+    # Uvicorn ends in good order and then raises the signal again; that it was asked to end is no failure.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     Server(config, app).run(None if arguments.fd is None else [socket.socket(fileno=arguments.fd)])
 
 
