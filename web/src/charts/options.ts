@@ -35,8 +35,9 @@ function yRange(panel: Panel, scale: "y" | "right", now: Now): (u: uPlot) => uPl
     if (log) return uPlot.rangeLog(Math.max(found?.[0] ?? 1e-7, LOG_FLOOR), Math.max(found?.[1] ?? 1e-2, 10 * LOG_FLOOR), 10, true);
     if (!found) return [0, 1];
     const [low, high] = found;
-    if (low === high) return low === 0 ? [-0.5, 1] : [low - Math.abs(low) * 0.5, high + Math.abs(high) * 0.5];
-    return [low - (high - low) * 0.08, high + (high - low) * 0.1];
+    if (low === high) return low === 0 ? [0, 1] : [low - Math.abs(low) * 0.5, high + Math.abs(high) * 0.5];
+    const room = (high - low) * 0.09;
+    return [low >= 0 ? Math.max(0, low - room) : low - room, high + room];
   };
 }
 
@@ -45,7 +46,8 @@ function isPowerOfTen(value: number): boolean {
 }
 
 /** An axis of one line has that line's colour, so that the eye finds which is whose. */
-function axis(scale: "y" | "right", log: boolean, stroke: string): uPlot.Axis {
+function axis(scale: "y" | "right", log: boolean, stroke: string, inUse: () => boolean): uPlot.Axis {
+  const marks = (_: uPlot, splits: number[]): (number | null)[] => splits.map((value) => (log && !isPowerOfTen(value) ? null : value));
   return {
     scale,
     side: scale === "y" ? 3 : 1,
@@ -55,15 +57,16 @@ function axis(scale: "y" | "right", log: boolean, stroke: string): uPlot.Axis {
     gap: 4,
     space: 30,
     ticks: { show: false },
-    grid: { show: scale === "y", stroke: colour("grid"), width: 1 },
-    values: (_, splits) =>
-      splits.map((value) => (value === null || (log && !isPowerOfTen(value)) ? "" : formatTick(value))),
+    filter: marks,
+    grid: { show: scale === "y", stroke: colour("grid"), width: 1, filter: marks },
+    values: (_, splits) => splits.map((value) => (value === null || !inUse() ? "" : formatTick(value))),
   };
 }
 
 export function chartOptions(panel: Panel, size: { width: number; height: number }, syncKey: string, now: Now): uPlot.Options {
   const names = metricsOf(panel);
   const log = panel.scale === "log";
+  const drawn = (some: string[]): boolean => some.some((name) => now.shown(name) && (now.line(name)?.x.length ?? 0) > 0);
   const colours = names.map((_, index) => colour(`series-${index + 1}`));
   const scales: uPlot.Scales = {
     x: { time: false, range: () => now.window() },
@@ -98,8 +101,10 @@ export function chartOptions(panel: Panel, size: { width: number; height: number
     ],
     axes: [
       { stroke: colour("muted"), font: FONT, size: 26, gap: 3, space: 56, ticks: { show: false }, grid: { show: false }, values: (_, splits) => splits.map(formatTick), incrs: [1, 2, 5, 10, 20, 25, 50, 100, 200, 250, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000] },
-      axis("y", log, panel.right && panel.left.length === 1 ? (colours[0] as string) : colour("muted")),
-      ...(panel.right ? [axis("right", false, panel.right.length === 1 ? (colours.at(-1) as string) : colour("muted"))] : []),
+      axis("y", log, panel.right && panel.left.length === 1 ? (colours[0] as string) : colour("muted"), () => drawn(panel.left)),
+      ...(panel.right
+        ? [axis("right", false, panel.right.length === 1 ? (colours.at(-1) as string) : colour("muted"), () => drawn(panel.right ?? []))]
+        : []),
     ],
     hooks: {
       drawClear: [
