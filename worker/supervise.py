@@ -44,6 +44,8 @@ log = logging.getLogger("worker.supervise")
 T = TypeVar("T")
 
 TICK_S = 0.1
+# How late a command may reach the trainer; asking more often only costs processor time.
+ATTEND_EVERY_S = 0.25
 TERM_GRACE_S = 10.0
 # A trainer that is loading has nothing to save: it may go at once.
 LOADING_GRACE_S = 0.5
@@ -278,7 +280,7 @@ class Supervisor:
     # The database
 
     def _database(self, work: Callable[[], None]) -> None:
-        """Do what needs the database, unless it was found away a moment ago."""
+        """Do what needs the database, unless that was done, or it was found away, a moment ago."""
         if time.monotonic() < self._look_at:
             return
         try:
@@ -286,6 +288,7 @@ class Supervisor:
             if self._is_away:
                 log.info("the database is back")
             self._is_away = False
+            self._look_at = time.monotonic() + ATTEND_EVERY_S
         except AWAY as error:
             if not self._is_away:
                 log.warning("the database is away, training goes on: %s", str(error).splitlines()[0])
