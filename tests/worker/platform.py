@@ -85,14 +85,17 @@ class Platform:
     # Runs
 
     def submit(self, iterations: int = 10, *, priority: int = 0, gpus: int = 0, **knobs: Any) -> str:
+        return self.submit_spec({"iterations": iterations, "scripted": knobs}, priority=priority, gpus=gpus)
+
+    def submit_spec(self, spec: dict[str, Any], *, priority: int = 0, gpus: int = 0) -> str:
         run_id = new_id("r")
         with self.sessions.begin() as session:
             create_run(
                 session,
                 run_id=run_id,
                 name="scripted",
-                spec={"iterations": iterations, "scripted": knobs},
-                num_iterations=iterations,
+                spec=spec,
+                num_iterations=spec["iterations"],
                 priority=priority,
                 gpus=gpus,
                 created_by="test",
