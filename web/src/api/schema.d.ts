@@ -1147,6 +1147,8 @@ export interface components {
             advantages: (number | null)[] | null;
             /** Returns */
             returns: (number | null)[] | null;
+            /** Penalized Score */
+            penalized_score: number | null;
         };
         /**
          * Series
