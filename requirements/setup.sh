@@ -88,15 +88,17 @@ wheel_node() {
 web() {
     say "building the web pages"
     local log=.venv/web.log
-    (cd web && npm_in_web) 2>&1 | tee "$log" >&2 || explain_failure "$log" "building the web pages"
+    npm_in_web 2>&1 | tee "$log" >&2 || explain_failure "$log" "building the web pages"
     touch .venv/.stamp-web
 }
 
+# Called in a pipe, where `set -e` does not reach: each step says by itself whether to go on.
 npm_in_web() {
-    if [ ! -d node_modules ] || [ package-lock.json -nt node_modules/.stamp ]; then
-        (cd .. && npm --prefix web ci --no-audit --no-fund) && touch node_modules/.stamp
+    if [ ! -e web/node_modules/.stamp ] || [ web/package-lock.json -nt web/node_modules/.stamp ]; then
+        npm --prefix web ci --no-audit --no-fund || return 1
+        touch web/node_modules/.stamp
     fi
-    (cd .. && npm --prefix web run build)
+    npm --prefix web run build
 }
 
 web_check() {
