@@ -93,7 +93,7 @@ class RolloutConfig(Group):
     stop_ids: list[Annotated[int, Field(ge=0)]] = setting(
         [], "rollback", "Token ids that end a response, besides the model's end-of-text.", max_length=64
     )
-    stop_strings: list[Annotated[str, Field(min_length=1, max_length=64)]] = setting(
+    stop_strings: list[Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[^\x00]+$")]] = setting(
         [], "rollback", "Texts that end a response once they appear in it.", max_length=16
     )
 
