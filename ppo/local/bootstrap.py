@@ -1,6 +1,6 @@
 """What the stack says to the database by itself; by hand, the first way in where the platform runs in containers.
 
-    python -m ppo.local.bootstrap [URL]     prints an admin key and a one-time login link
+python -m ppo.local.bootstrap [URL]     prints an admin key and a one-time login link
 """
 
 from __future__ import annotations
