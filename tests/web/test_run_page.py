@@ -86,7 +86,7 @@ def test_a_run_from_the_form_to_a_checkpoint_that_loads(stack: Stack, toy: Path,
     page.get_by_role("tab", name="Checkpoints").click()
     newest = page.locator("[data-checkpoint]").first
     expect(newest).to_contain_text("good")
-    expect(newest).to_contain_text("stop")
+    expect(newest).to_have_attribute("data-checkpoint", str(iteration(page)))
     path = stack.data / "runs" / run / newest.locator("code").first.inner_text()
     AutoModelForCausalLM.from_pretrained(path / "policy")
 
