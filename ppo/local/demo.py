@@ -68,11 +68,10 @@ def compare(stack: Stack, run_id: str) -> Comparison:
         engine.dispose()
 
 
-def demo(stack: Stack, overrides: list[str], stay: bool) -> Exit:
-    """The demo on a stack that runs already. Returns when the run is over, or never when it has to stay."""
-    prepare()
+def demo(stack: Stack, spec_file: Path, overrides: list[str], stay: bool) -> Exit:
+    """Submit a spec to a stack that runs, and show the run. Returns when it is over; never when it has to stay."""
     with Client(stack.url, stack.admin_key) as client:
-        run = client.submit(read_spec_file(EXAMPLE / "spec.yaml", overrides))
+        run = client.submit(read_spec_file(spec_file, overrides))
         page = f"{stack.url}/runs/{run['id']}"
         show.line("")
         show.line(f"submitted {run['name']}: {page}")
@@ -102,7 +101,8 @@ def main() -> int:
     with ending_on_signals(stack):
         try:
             with stack:
-                return int(demo(stack, arguments.set, stay))
+                prepare()
+                return int(demo(stack, EXAMPLE / "spec.yaml", arguments.set, stay))
         except Asked:
             return int(Exit.SUCCEEDED if stay else Exit.DETACHED)
         except (StackError, SpecFaults, RequestError, ClientError) as error:

@@ -18,6 +18,7 @@ import pytest
 
 from ppo.client import Client
 from ppo.local.compare import compare_metrics
+from ppo.local.demo import demo
 from ppo.local.stack import Stack
 from store.session import make_engine, session_factory
 from tests.ppo.local.conftest import TRAINER, ppo, wait_for
@@ -198,6 +199,16 @@ def test_no_platform_leaves_with_7(access: dict[str, str], stack: Stack, tmp_pat
     done = ppo("ls", env={**access, "PPO_HOME": str(tmp_path)})
     assert done.returncode == 7
     assert "ppo up" in done.stderr
+
+
+def test_the_demo_ends_with_the_run_and_a_comparison(
+    stack: Stack, write_spec: WriteSpec, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert demo(stack, write_spec(4), [], stay=False) == 0
+    printed = capsys.readouterr().out
+    assert f"{stack.url}/login#token=" in printed
+    assert f"all {4 * 6} metric values of the journal are in Postgres, and no others" in printed
+    assert demo(stack, write_spec(4, end_at=[2, 70]), [], stay=False) == 1
 
 
 @pytest.mark.parametrize("name", ["api", "worker", "reconciler", "redis", "postgres"])
