@@ -33,7 +33,7 @@ setup-test: setup .venv/.stamp-test
 .venv/.stamp-test: requirements/test.txt .venv/.stamp-base
 	@$(SETUP) test
 
-.venv/.stamp-web: $(WEB_SOURCES) .venv/.stamp-base
+.venv/.stamp-web: $(WEB_SOURCES) | .venv/.stamp-base
 	@$(SETUP) web
 
 demo: setup
