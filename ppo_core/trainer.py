@@ -91,6 +91,10 @@ class Trainer:
             outcome = self._asked_to_end() or self._one_iteration()
             if outcome is not None:
                 return outcome
+        if self._owes_evaluation():  # A stop came into the last one: the goal is reached when it has been made.
+            outcome = self._asked_to_end()
+            if outcome is not None:
+                return outcome
         if self.state.optimizer_steps == 0:
             raise DataError("all iterations are over and not one optimizer step was applied, so nothing was trained")
         self._save("final")
@@ -126,6 +130,7 @@ class Trainer:
             prompts_failed=self.state.prompts_failed + num_failed,
         )
         self.state = self.state.after(evaluation_owed=self._evaluation_due(iteration))
+        self.judge_score = None  # It is a policy's own: a checkpoint of this one must not carry the last one's.
         evaluation = self._evaluate(watch)
         own = iteration_metrics(report, self.state, self.prompts, watch.seconds(), self.meter.limit_s(report))
         self.journal.append("metrics", iteration, {**own, **evaluation.metrics})
@@ -165,6 +170,9 @@ class Trainer:
         gate_due = spec.gate.judge is not None and iteration % spec.gate.every == 0
         return gate_due or iteration % spec.evaluation.every == 0 or iteration == spec.iterations
 
+    def _owes_evaluation(self) -> bool:
+        return self.held_out is not None and self.state.evaluation_owed
+
     def _owed_evaluation(self) -> Outcome | None:
         """The evaluation of the present iteration, if a stop kept it from being made: the start's is owed to every run.
 
@@ -189,7 +197,7 @@ class Trainer:
             return nothing
         self.judge_score = answers.judge_mean
         self.state = self.state.after(evaluation_owed=False)
-        self._write_samples(iteration, held_out_records(answers))
+        self._write_samples(iteration, "held_out", held_out_records(answers))
         metrics = held_out_metrics(answers)
         if answers.judge_scores is None:
             return Evaluation(metrics, None)
@@ -208,10 +216,10 @@ class Trainer:
 
     def _keep_samples(self, iteration: int, report: IterationReport) -> None:
         if self.spec.samples.per_iteration and iteration % self.spec.samples.every == 0:
-            self._write_samples(iteration, rollout_records(report, self.models, self.spec.samples.per_iteration))
+            records = rollout_records(report, self.models, self.spec.samples.per_iteration)
+            self._write_samples(iteration, "train", records)
 
-    def _write_samples(self, iteration: int, records: list[dict[str, Any]]) -> None:
-        kind = records[0]["kind"] if records else "train"
+    def _write_samples(self, iteration: int, kind: str, records: list[dict[str, Any]]) -> None:
         path = self.segment.samples / f"iter-{iteration:06d}-{kind}.jsonl"
         # Texts may hold lone surrogates, which only an escape can carry; numbers are finite or null.
         write_atomically(path, "".join(json.dumps(_strict(record), ensure_ascii=True) + "\n" for record in records))

@@ -177,6 +177,28 @@ def test_a_stop_in_the_rollout_gives_the_iteration_up_and_saves_its_start(
     assert [event.payload["status"] for event in journal(segment, "ack")] == ["accepted", "done"]
 
 
+def test_a_stop_in_the_last_evaluation_leaves_it_owed_and_a_restart_makes_it(
+    toy: dict[str, Any], finished: SegmentDir, tmp_path: Path
+) -> None:
+    segment = toy_segment(tmp_path, toy)
+
+    def change(trainer: Any) -> None:
+        answer = trainer.held_out.answer
+
+        def asking(*args: Any) -> Any:
+            if trainer.control.iteration == 3:
+                send_command(segment, ControlCommand("c-1", "stop", 7))
+                trainer.control._looked_at = -math.inf
+            return answer(*args)
+
+        trainer.held_out.answer = asking
+
+    assert run_segment(segment, token=7, attempt=1, change=change) == ExitCode.STOPPED
+    assert "heldout/score_mean" not in metrics_of(segment)[3]
+    assert run_segment(segment, token=8, attempt=2) == ExitCode.DONE
+    assert metrics_of(segment) == metrics_of(finished)
+
+
 def test_a_command_for_another_token_is_not_obeyed(toy: dict[str, Any], tmp_path: Path) -> None:
     segment = toy_segment(tmp_path, changed(toy, iterations=1))
     send_command(segment, ControlCommand("c-1", "stop", 6))
