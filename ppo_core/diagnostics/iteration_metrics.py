@@ -13,12 +13,12 @@ from ppo_core.advantages import gae
 from ppo_core.checkpoints import TrainerState
 from ppo_core.data.prompts import PromptSource
 from ppo_core.diagnostics.statistics import explained_variance
-from ppo_core.diagnostics.text import distinct_2, identical, percentile, repeat_3
+from ppo_core.diagnostics.text import distinct_2, identical, repeat_3
 from ppo_core.evaluation.held_out import Answers
 from ppo_core.iteration import IterationReport
 from ppo_core.limit import limit_fraction
 from ppo_core.losses import PolicyStats, ValueStats
-from ppo_core.masked import masked_max, masked_mean, masked_row_sum, masked_std
+from ppo_core.masked import masked_max, masked_mean, masked_quantile, masked_row_sum, masked_std
 from ppo_core.rewards import kl_penalty
 
 Metrics = dict[str, float | None]
@@ -155,11 +155,11 @@ def _value(report: IterationReport) -> Metrics:
 def _response(report: IterationReport) -> Metrics:
     sampled = report.sampled
     ids = [sampled.response_ids(row) for row in range(sampled.num_rows)]
-    lengths = [float(length) for length in sampled.response_length.tolist()]
+    lengths = sampled.response_length.double()
     return {
-        "response/length_mean": _mean(torch.tensor(lengths)),
-        "response/length_p50": percentile(lengths, 50),
-        "response/length_p95": percentile(lengths, 95),
+        "response/length_mean": _mean(lengths),
+        "response/length_p50": _quantile(lengths, 0.5),
+        "response/length_p95": _quantile(lengths, 0.95),
         "response/eos_rate": _mean((~sampled.truncated).float()),
         "response/distinct_2": distinct_2(ids),
         "response/repeat_3": repeat_3(ids),
@@ -171,12 +171,10 @@ def _response(report: IterationReport) -> Metrics:
 
 def _engine(report: IterationReport) -> Metrics:
     """The gap between what the engine says it sampled with and what the trainer computes for the same tokens."""
-    metrics: Metrics = {"rollout/policy_version": float(report.rollout.policy_version)}
-    engine = report.rollout.engine_logprobs
-    mask = report.rollout.response_mask
+    engine, mask = report.rollout.engine_logprobs, report.rollout.response_mask
     gap = kl_penalty(engine, report.old.logprobs, "k1")
     return {
-        **metrics,
+        "rollout/policy_version": float(report.rollout.policy_version),
         "rollout/engine_gap_mean": float(masked_mean(gap.abs(), mask)),
         "rollout/engine_gap_max": float(masked_max(gap.abs(), mask)),
         "rollout/engine_gap_k3": float(masked_mean(kl_penalty(engine, report.old.logprobs, "k3"), mask)),
@@ -186,7 +184,7 @@ def _engine(report: IterationReport) -> Metrics:
 def _time(report: IterationReport, seconds: dict[str, float], limit_s: float | None) -> Metrics:
     generated = float(report.sampled.response_length.sum())
     trained = float(report.rollout.response_mask.count_nonzero())
-    phases = ("rollout", "logprobs", "update", "sync", "evaluation", "save", "iteration")
+    phases = ("rollout", "logprobs", "update", "sync", "evaluation", "iteration")
     metrics: Metrics = {f"time/{phase}_s": seconds.get(phase, 0.0) for phase in phases}
     work_s = sum(seconds.get(phase, 0.0) for phase in ("rollout", "scoring", "logprobs", "update", "sync"))
     return {
@@ -232,3 +230,7 @@ def _mean(values: Tensor) -> float | None:
 
 def _std(values: Tensor) -> float | None:
     return float(masked_std(values, torch.ones_like(values, dtype=torch.bool))) if values.numel() else None
+
+
+def _quantile(values: Tensor, q: float) -> float:
+    return float(masked_quantile(values, torch.ones_like(values, dtype=torch.bool), q))

@@ -1,4 +1,4 @@
-"""How varied the responses of one iteration are, and how long: counts over token ids and words, without tensors.
+"""How varied the responses of one iteration are: counts over token ids and words, without tensors.
 
 Responses are token ids as generated, end-of-text included. Where nothing can be counted the result is None, not 0.
 It knows neither tokenizer nor scores.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 _WORD = re.compile(r"\w+(?:['’]\w+)*")
@@ -43,30 +43,6 @@ def identical(responses: Sequence[Sequence[int]]) -> float | None:
     """
     counts = Counter(tuple(ids) for ids in responses)
     return sum(count for count in counts.values() if count > 1) / len(responses) if responses else None
-
-
-def num_empty(responses: Sequence[Sequence[int]], end_ids: Collection[int]) -> int:
-    """Responses without a token before the end-of-text: no token at all, or one of `end_ids` alone."""
-    return sum(1 for ids in responses if not ids or (len(ids) == 1 and ids[0] in end_ids))
-
-
-def percentile(numbers: Sequence[float], percent: float) -> float | None:
-    """The value below which `percent` of the sorted numbers lie, linear between the two neighbours.
-
-    Example: 95 of 1 2 3 4 5 lies at place 0.95 · 4 = 3.8 (counted from 0), between 4 and 5: 4.8.
-
-    Raises:
-        ValueError: `percent` is not in [0, 100].
-    """
-    if not 0 <= percent <= 100:
-        raise ValueError(f"percent is {percent}, expected 0 to 100")
-    if not numbers:
-        return None
-    ordered = sorted(numbers)
-    place = percent / 100 * (len(ordered) - 1)
-    below = int(place)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (place - below) * (ordered[above] - ordered[below])
 
 
 def words(text: str) -> list[str]:

@@ -150,9 +150,6 @@ METRICS = (
         "Seconds of held-out answers, their scores, the judge and the gate; 0 where none was due.",
         "Raise evaluation.every or lower evaluation.prompts.",
     ),
-    _phase(
-        "save", "Saving", "Seconds of writing checkpoints and samples.", "Raise checkpoints.every; look at the disk."
-    ),
     _phase("iteration", "Iteration", "Seconds from the start of the iteration to its metrics.", "Look at the phases."),
     Metric(
         name="throughput/response_tokens_per_s",
@@ -198,7 +195,7 @@ METRICS = (
         unit="share",
         weighting="one value an iteration",
         legal=(0.0, 1.0),
-        meaning="Low: time goes into padding, overhead or waiting. Above 1: the formula or the clock is wrong.",
+        meaning="Low: time goes into padding, overhead or waiting. Null: a family that is not counted, or above 1.",
         remedy="Look at which phase takes the time; raise update.token_budget.",
         direction="higher",
     ),

@@ -46,8 +46,8 @@ class Rollout:
 
     @property
     def num_empty(self) -> int:
-        """Responses without a token."""
-        return int((self.response_length == 0).sum())
+        """Responses without a token before the one that ended them."""
+        return int((self.response_length <= (~self.truncated).long()).sum())
 
     def response_ids(self, row: int) -> list[int]:
         """The generated ids of one row."""

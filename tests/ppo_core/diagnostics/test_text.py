@@ -41,36 +41,6 @@ def test_two_empty_responses_are_identical() -> None:
     assert text.identical([[], [], [4]]) == pytest.approx(2 / 3)
 
 
-def test_empty_is_no_token_before_the_end_of_text() -> None:
-    assert text.num_empty([[], [0], [5], [0, 0], [4, 0]], end_ids={0, 9}) == 2
-
-
-@pytest.mark.parametrize(
-    ("numbers", "percent", "expected"),
-    [
-        ([5, 1, 4, 2, 3], 95, 4.8),
-        ([1, 2, 3, 4], 50, 2.5),
-        ([1, 2, 3], 50, 2),
-        ([10, 20], 95, 19.5),
-        ([7], 95, 7),
-        ([3, 1, 2], 0, 1),
-        ([3, 1, 2], 100, 3),
-    ],
-)
-def test_percentile_is_linear_between_neighbours(numbers: list[float], percent: float, expected: float) -> None:
-    assert text.percentile(numbers, percent) == pytest.approx(expected)
-
-
-def test_percentile_of_nothing_is_undefined() -> None:
-    assert text.percentile([], 50) is None
-
-
-@pytest.mark.parametrize("percent", [-0.1, 100.1, float("nan")])
-def test_percentile_refuses_what_is_outside_0_to_100(percent: float) -> None:
-    with pytest.raises(ValueError, match="expected 0 to 100"):
-        text.percentile([1.0], percent)
-
-
 def test_words_are_lower_case_with_inner_apostrophes() -> None:
     assert text.words("Don't -- it's 'GREAT', 10/10!") == ["don't", "it's", "great", "10", "10"]
 
