@@ -1,4 +1,4 @@
-"""What is asked of the trainer from outside: command files, SIGTERM, and the time limit. It answers in the journal."""
+"""What is asked of the trainer from outside: command files and SIGTERM. It answers in the journal."""
 
 from __future__ import annotations
 

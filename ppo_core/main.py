@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ppo_core.control import Control
-from ppo_core.errors import PPOCoreError
+from ppo_core.errors import PPOCoreError, RunDirectoryError
 from ppo_core.rundir import (
     ExitCode,
     JournalWriter,
@@ -96,8 +96,6 @@ def _train(
 
 
 def _checkpoint_to_start_from(segment: SegmentDir, start: SegmentStart) -> Path | None:
-    from ppo_core.errors import RunDirectoryError
-
     own = checkpoints(segment)
     found = own[-1] if own else (Path(start.checkpoint) if start.checkpoint else None)
     stands = (checkpoint_iteration(found) or 0) if found else 0

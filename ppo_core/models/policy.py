@@ -54,7 +54,7 @@ class PolicyModel(nn.Module):
         device: torch.device = self.model.get_input_embeddings().weight.device
         return device
 
-    def score(
+    def predict(
         self,
         input_ids: Tensor,
         attention_mask: Tensor,
@@ -91,7 +91,7 @@ class PolicyModel(nn.Module):
         )
 
     def logprobs(self, input_ids: Tensor, attention_mask: Tensor, mask: Tensor, *, temperature: float) -> Tensor:
-        """`score`'s logprobs alone: [B, T], 0 where masked."""
+        """`predict`'s logprobs alone: [B, T], 0 where masked."""
         states = predicting_states(self.model, input_ids, attention_mask, mask)
         tokens = next_tokens(input_ids)[mask.bool()].to(states.device)
         found, _ = self.logits_head.logprobs(states, tokens, temperature, "none")

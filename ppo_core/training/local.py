@@ -55,7 +55,7 @@ class LocalEngine:
         )
 
     def forward(self, batch: Microbatch, *, entropy: EntropyUse, detach_trunk: bool = False) -> PolicyOutput:
-        return self._policy.score(
+        return self._policy.predict(
             batch.input_ids,
             batch.attention_mask,
             batch.mask,

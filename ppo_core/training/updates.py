@@ -198,6 +198,6 @@ def _check_ratio(report: MinibatchReport, old: PassSettings, new: PassSettings, 
     if not deviation <= tolerance or changed:
         between = f"; between the two passes changed: {', '.join(changed)}" if changed else ""
         raise RatioError(
-            f"iteration {iteration}: before any update max |ratio - 1| is {deviation:.4g}, expected 1 within "
+            f"iteration {iteration}: before any update max |ratio - 1| is {deviation:.4g}, expected at most "
             f"{tolerance:g}{between}"
         )

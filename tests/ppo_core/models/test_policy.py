@@ -40,7 +40,7 @@ def rows(lengths: list[int], width: int, left: bool, pad: int = 0) -> tuple[Tens
 
 
 def score(made: PolicyModel, batch: tuple[Tensor, Tensor, Tensor], temperature: float = 1.0) -> PolicyOutput:
-    return made.score(*batch, temperature=temperature, entropy="trained")
+    return made.predict(*batch, temperature=temperature, entropy="trained")
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -66,7 +66,7 @@ def test_left_padding_changes_neither_logprobs_nor_values(family: str, attention
 def test_the_response_only_head_equals_all_logits(family: str) -> None:
     made = policy(family)
     ids, attention, mask = rows([12, 7, 3], 12, left=False)
-    output = made.score(ids, attention, mask, temperature=0.7, entropy="trained")
+    output = made.predict(ids, attention, mask, temperature=0.7, entropy="trained")
     logits = made.model(input_ids=ids, attention_mask=attention, position_ids=position_ids(attention)).logits
     zero = torch.zeros(())
     torch.testing.assert_close(output.logprobs, torch.where(mask, token_logprobs(logits, ids, 0.7), zero))
@@ -141,7 +141,7 @@ def test_a_value_is_that_of_the_state_that_predicts_its_token() -> None:
     made = PolicyModel(StatesThatCount())
     nn.init.ones_(made.value_head.weight)
     mask = torch.tensor([[False, True, True, True, False, False]])
-    output = made.score(torch.zeros(1, 7, dtype=torch.long), torch.ones(1, 7), mask, temperature=1.0, entropy="none")
+    output = made.predict(torch.zeros(1, 7, dtype=torch.long), torch.ones(1, 7), mask, temperature=1.0, entropy="none")
     assert output.values.tolist() == [[0, 1, 2, 3, 0, 0]]
     assert output.entropy is None
 
@@ -165,7 +165,7 @@ def test_the_value_loss_reaches_the_trunk_only_when_shared(kind: str, reaches: b
 
 def test_with_the_trunk_detached_only_the_value_head_learns() -> None:
     made = policy()
-    output = made.score(*rows([8], 8, left=False), temperature=1.0, entropy="none", detach_trunk=True)
+    output = made.predict(*rows([8], 8, left=False), temperature=1.0, entropy="none", detach_trunk=True)
     assert not output.logprobs.requires_grad
     output.values.sum().backward()
     assert all(parameter.grad is None for parameter in made.model.parameters())

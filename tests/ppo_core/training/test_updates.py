@@ -156,7 +156,9 @@ def test_a_pass_that_differs_from_the_old_one_is_refused_before_any_step(fault: 
     batch = made_batch(engine, spec)
     before = weights(engine)
     fault(engine)
-    with pytest.raises(RatioError, match=r"iteration 3: before any update max \|ratio - 1\| is [\d.e-]+, expected 1"):
+    with pytest.raises(
+        RatioError, match=r"iteration 3: before any update max \|ratio - 1\| is [\d.e-]+, expected at most"
+    ):
         run_updates(engine, batch, spec, iteration=3)
     assert engine.num_steps == 0
     assert torch.equal(weights(engine), before)
