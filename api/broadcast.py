@@ -22,12 +22,12 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session, sessionmaker
 
 from api.schemas import Event
+from store.events import CHANNEL
 from store.models import RunEvent
 from store.session import AWAY
 
 logger = logging.getLogger(__name__)
 
-CHANNEL = "ppo_events"
 QUEUE_LENGTH = 256
 RECONNECT_S = 0.5
 READERS = 4  # Threads that read events for streams; a crowd of streams cannot take those of requests.

@@ -15,7 +15,7 @@ from api.errors import ProblemError
 NOT_BUILT = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><title>PPO Control</title>
 <h1>PPO Control</h1>
-<p>The service runs, but its web pages are not built. Build them with <code>make web</code> and reload this page.</p>
+<p>The service runs, but its web pages are not built. Build them with <code>make setup</code> and reload this page.</p>
 <p>The command line and the REST interface under <code>/v1</code> work without them.</p>
 </html>
 """

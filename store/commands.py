@@ -110,11 +110,6 @@ def open_commands(session: Session, run_id: str) -> list[Command]:
     return list(session.scalars(statement.order_by(Command.created_at, Command.id)))
 
 
-def pending_commands(session: Session, run_id: str) -> list[Command]:
-    """Open commands that no trainer was handed yet."""
-    return [command for command in open_commands(session, run_id) if command.status == "pending"]
-
-
 def mark_delivered(session: Session, command_id: str) -> None:
     """It lies in the control folder of the present attempt."""
     _change(session, command_id, ("pending",), status="delivered", delivered_at=func.now())

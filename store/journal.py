@@ -21,6 +21,7 @@ from ppo_core.rundir import Event, SegmentDir
 from store import commands
 from store.checkpoints import NewCheckpoint, checkpoint_fields, record_checkpoint
 from store.events import NewEvent, RunNotFound, append_events
+from store.metrics_read import nonfinite_name
 from store.metrics_write import IterationMetrics, split_refused, write_metrics
 from store.models import Command, Run, Segment
 from store.runs import locked_run, transition
@@ -132,11 +133,7 @@ class _Delivery:
         for sentence in refused:
             self.note(event, sentence)
         self.metrics.append(IterationMetrics(event.iteration, _moment(event), good))
-        nonfinite = {
-            name: "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-            for name, value in good.items()
-            if value is not None and not math.isfinite(value)
-        }
+        nonfinite = {name: spelling for name, value in good.items() if (spelling := nonfinite_name(value)) is not None}
         self._add(event, {**good, "nonfinite": nonfinite} if nonfinite else good)
 
     def _samples(self, event: Event) -> None:

@@ -13,16 +13,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from sqlalchemy import Row, Select, func, select, text
 from sqlalchemy.orm import Session
 
+from store.metrics_write import ROLLUP_SIZES
 from store.models import Checkpoint, LatestMetric, MetricDef, Run, RunIteration, Segment
 
 Axis = Literal["iteration", "time", "tokens"]
-AXES: tuple[str, ...] = get_args(Axis)
-ROLLUP_SIZES = (4096, 64)
 NO_END = 2**31 - 1
 
 
@@ -261,7 +260,7 @@ def _buckets(session: Session, run: str, piece: Piece, ids: Sequence[int], size:
     Sums are made of values divided by `size`, a power of two: that is exact and cannot overflow, which a plain sum of
     values near the largest double would, and Postgres takes an overflow for an error.
     """
-    rollup = next((rolled for rolled in ROLLUP_SIZES if size >= rolled), None)
+    rollup = max((rolled for rolled in ROLLUP_SIZES if size >= rolled), default=None)
     inner_first, inner_last = piece.first, piece.first - 1  # Iterations that come from rollups; none at first.
     if rollup is not None:
         inner_first = -(-piece.first // rollup) * rollup

@@ -51,11 +51,6 @@ class AttemptView:
                 elif event.type == "end":
                     self.end = event.payload
 
-    @property
-    def loading(self) -> bool:
-        """Whether there is nothing yet that a stop would save."""
-        return not self.started
-
     def stalled(self) -> str | None:
         """A sentence once the trainer has been silent for twice what it announced for its phase.
 

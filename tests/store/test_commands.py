@@ -29,7 +29,7 @@ def test_stop_of_a_running_run_waits_for_its_trainer(session: Session, make_run:
     command = request_command(session, run.id, "stop", "ada", 60)
     assert (run.state, command.status) == ("stopping", "pending")
     assert (command.deadline_at - command.created_at).total_seconds() == 60
-    assert commands.pending_commands(session, run.id) == [command]
+    assert commands.open_commands(session, run.id) == [command]
 
 
 def test_second_stop_is_the_first_one(session: Session, make_run: Callable[..., Run]) -> None:
