@@ -40,7 +40,7 @@ def assemble_trainer(
     device = _device(spec)
     tokenizer = load_tokenizer(spec.policy.model)
     trainer = LocalEngine(load_policy(spec.policy.model, spec.policy.value_head).to(device), spec)
-    state = TrainerState(kl_coef=spec.kl.coef) if checkpoint is None else load_checkpoint(checkpoint, trainer)
+    state = TrainerState() if checkpoint is None else load_checkpoint(checkpoint, trainer)
     state = state.after(kl_coef=spec.kl.coef)  # fixed: a roll back may have changed it
     prompts = PromptSource(
         Path(spec.data.prompts), tokenizer, spec.data.max_prompt_tokens, spec.seed, min_prompts=spec.rollout.batch_size

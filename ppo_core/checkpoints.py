@@ -108,7 +108,10 @@ def load_checkpoint(folder: Path, trainer: TrainEngine) -> TrainerState:
     for name, found in (("state.json", document.get("format")), ("state/index.json", index.get("format"))):
         if found != FORMAT:
             raise CheckpointError(f"{folder / name} has format {found}, this version reads format {FORMAT}")
-    state = TrainerState(**document["trainer"])
+    try:
+        state = TrainerState(**document["trainer"])
+    except (KeyError, TypeError) as error:
+        raise CheckpointError(f"{folder / 'state.json'} has other fields than this version reads: {error}") from error
     trainer.load_state(_read_tensors(folder / "state", index["tensors"]), state.optimizer_steps)
     return state
 

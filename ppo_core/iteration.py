@@ -133,7 +133,8 @@ def run_iteration(
 def shaped_scores(scores: Tensor, truncated: Tensor, reward: RewardConfig) -> tuple[Tensor, Tensor]:
     """Scores [B] after the missing-EOS penalty, and what of that is trained on: limited to ± `reward.clip`.
 
-    The limit comes last: it is there to bound what one response can do to an update, the penalty included.
+    The limit comes last: it is there to bound what one response can do to an update, the penalty included. That is why
+    the penalty is added here and not by `per_token_rewards`, which can do so itself.
     """
     penalized = torch.where(truncated, scores + reward.missing_eos_penalty, scores)
     return penalized, penalized if reward.clip is None else penalized.clamp(-reward.clip, reward.clip)

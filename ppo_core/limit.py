@@ -105,18 +105,10 @@ def limit_seconds(work: IterationWork, flops_per_s: float) -> float:
     return work.total / flops_per_s
 
 
-def limit_fraction(limit_s: float, actual_s: float) -> float:
+def limit_fraction(limit_s: float, actual_s: float) -> float | None:
     """`limit/fraction`: seconds at the limit / seconds taken.
 
-    Raises:
-        ValueError: no time was taken, or the share is beyond 1: then the formula, the clock or the measured speed is
-            wrong, and the number must not be shown.
+    None where that is beyond 1: then the formula, the clock or the measured speed is wrong (a speed measured while
+    other work had the machine is too low), and no number is better than that one.
     """
-    if not actual_s > 0:
-        raise ValueError(f"{actual_s} s were taken, expected more than none")
-    share = limit_s / actual_s
-    if share > 1:
-        raise ValueError(
-            f"{actual_s:.4g} s were taken but the limit is {limit_s:.4g} s: recalibrate, or check the clock"
-        )
-    return share
+    return limit_s / actual_s if 0 < limit_s <= actual_s else None

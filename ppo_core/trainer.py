@@ -21,6 +21,7 @@ from ppo_core.rundir import (
     ExitCode,
     JournalWriter,
     SegmentDir,
+    all_events,
     checkpoint_bytes,
     write_atomically,
 )
@@ -45,6 +46,7 @@ class Evaluation:
     """What a look at the held-out prompts gave: nothing where none was due."""
 
     metrics: dict[str, float | None]
+    records: list[dict[str, Any]]
     verdict: Verdict | None
 
 
@@ -75,7 +77,6 @@ class Trainer:
         self.journal = journal
         self.control = control
         self.began = time.monotonic()
-        self.saved_at: int | None = None
         self.judge_score: float | None = None
 
     def train(self) -> Outcome:
@@ -135,6 +136,8 @@ class Trainer:
         own = iteration_metrics(report, self.state, self.prompts, watch.seconds(), self.meter.limit_s(report))
         self.journal.append("metrics", iteration, {**own, **evaluation.metrics})
         self._keep_samples(iteration, report)
+        if evaluation.records:
+            self._write_samples(iteration, "held_out", evaluation.records)
         return self._after(iteration, evaluation.verdict)
 
     def _after(self, iteration: int, verdict: Verdict | None) -> Outcome | None:
@@ -176,18 +179,25 @@ class Trainer:
     def _owed_evaluation(self) -> Outcome | None:
         """The evaluation of the present iteration, if a stop kept it from being made: the start's is owed to every run.
 
-        Its metrics belong to that iteration, whose own stand in the journal already.
+        Its metrics belong to that iteration, whose own stand in the journal already. Where they do so themselves, an
+        earlier start of this segment has made it and acted on it, and only what it left in memory is made again.
         """
         iteration = self.state.iteration
         self.control.iteration = iteration
         evaluation = self._evaluate(Stopwatch(lambda phase: self._announce(phase, iteration)))
-        if evaluation.metrics:
+        if evaluation.metrics and not self._journal_has(iteration, evaluation.metrics):
             self.journal.append("metrics", iteration, evaluation.metrics)
-        return self._after(iteration, evaluation.verdict) if iteration else None
+            self._write_samples(iteration, "held_out", evaluation.records)
+            return self._after(iteration, evaluation.verdict) if iteration else None
+        return None
+
+    def _journal_has(self, iteration: int, metrics: dict[str, float | None]) -> bool:
+        told = (event for event in all_events(self.segment.journal) if event.type == "metrics")
+        return any(event.iteration == iteration and metrics.keys() <= event.payload.keys() for event in told)
 
     def _evaluate(self, watch: Stopwatch) -> Evaluation:
         """Answer the held-out prompts if that is owed. A stop does not wait for it: then it stays owed."""
-        iteration, nothing = self.state.iteration, Evaluation({}, None)
+        iteration, nothing = self.state.iteration, Evaluation({}, [], None)
         if self.held_out is None or not self.state.evaluation_owed:
             return nothing
         try:
@@ -197,17 +207,16 @@ class Trainer:
             return nothing
         self.judge_score = answers.judge_mean
         self.state = self.state.after(evaluation_owed=False)
-        self._write_samples(iteration, "held_out", held_out_records(answers))
-        metrics = held_out_metrics(answers)
+        metrics, records = held_out_metrics(answers), held_out_records(answers)
         if answers.judge_scores is None:
-            return Evaluation(metrics, None)
+            return Evaluation(metrics, records, None)
         if self.state.gate is None:
             self.state = self.state.after(gate=self.held_out.start_gate(answers).as_dict())
         elif iteration % self.spec.gate.every == 0:
             verdict = self.held_out.judge_gate(GateState.of(self.state.gate), answers)
             self.state = self.state.after(gate=verdict.state.as_dict())
-            return Evaluation({**metrics, **verdict.metrics()}, verdict)
-        return Evaluation(metrics, None)
+            return Evaluation({**metrics, **verdict.metrics()}, records, verdict)
+        return Evaluation(metrics, records, None)
 
     # Journal, samples, checkpoints
 
@@ -230,7 +239,7 @@ class Trainer:
         """Write a checkpoint of this moment, unless there is one."""
         iteration = self.state.iteration
         target = self.segment.checkpoint(iteration)
-        if self.saved_at == iteration or target.exists():
+        if target.exists():
             return
         self._announce("saving", iteration)
         self.state = self.state.after(hours=self._hours())
@@ -238,7 +247,6 @@ class Trainer:
         digest = write_checkpoint(
             target, self.models.trainer, self.tokenizer, self.state, self.spec.model_dump(mode="json")
         )
-        self.saved_at = iteration
         self.journal.append(
             "checkpoint",
             iteration,

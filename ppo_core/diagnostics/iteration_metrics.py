@@ -193,8 +193,7 @@ def _time(report: IterationReport, seconds: dict[str, float], limit_s: float | N
         "throughput/response_tokens_per_s": generated / seconds["rollout"],
         "throughput/trained_tokens_per_s": trained / seconds["iteration"],
         "memory/peak_gib": _peak_gib(),
-        # More than the limit would be a wrong formula, clock or measured speed: no number is better than that one.
-        "limit/fraction": None if limit_s is None or limit_s > work_s else limit_fraction(limit_s, work_s),
+        "limit/fraction": None if limit_s is None else limit_fraction(limit_s, work_s),
     }
 
 

@@ -24,9 +24,10 @@ class PassSettings:
 
 @dataclass(frozen=True)
 class StepReport:
-    """One call of the optimizer. `grad_norm` is the joint norm before clipping."""
+    """One call of the optimizer. Norms are those before clipping: the joint one, and the value head's own."""
 
     grad_norm: float
+    value_grad_norm: float
     applied: bool
     learning_rate: float
     value_learning_rate: float

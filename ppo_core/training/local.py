@@ -72,13 +72,15 @@ class LocalEngine:
         rates = [rate * factor for rate in self._base_rates]
         for group, rate in zip(self._optimizer.param_groups, rates, strict=True):
             group["lr"] = rate
+        value_grads = [own.grad for own in self._policy.value_head.parameters() if own.grad is not None]
+        value_norm = float(nn.utils.get_total_norm(value_grads))
         norm = float(nn.utils.clip_grad_norm_(self._policy.parameters(), self._spec.update.max_grad_norm))
         applied = math.isfinite(norm)
         if applied:
             self._optimizer.step()
             self._num_steps += 1
         self.discard_gradients()
-        return StepReport(norm, applied, rates[0], rates[1])
+        return StepReport(norm, value_norm, applied, rates[0], rates[1])
 
     def discard_gradients(self) -> None:
         self._optimizer.zero_grad(set_to_none=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
 from ppo_core.errors import NonFiniteError, RatioError
@@ -161,7 +160,6 @@ def _backward(
 
 
 def _step(trainer: TrainEngine, report: MinibatchReport) -> MinibatchReport:
-    value_norm = _norm(trainer.policy.value_head.parameters())
     if not all(map(math.isfinite, (report.policy_loss, report.value_loss, report.entropy))):
         trainer.discard_gradients()
         return report
@@ -169,16 +167,11 @@ def _step(trainer: TrainEngine, report: MinibatchReport) -> MinibatchReport:
     return replace(
         report,
         grad_norm=step.grad_norm,
-        value_grad_norm=value_norm,
+        value_grad_norm=step.value_grad_norm,
         applied=step.applied,
         learning_rate=step.learning_rate,
         value_learning_rate=step.value_learning_rate,
     )
-
-
-def _norm(parameters: object) -> float:
-    grads = [parameter.grad for parameter in parameters if parameter.grad is not None]  # type: ignore[attr-defined]
-    return float(torch.nn.utils.get_total_norm(grads)) if grads else 0.0
 
 
 def _check_ratio(report: MinibatchReport, old: PassSettings, new: PassSettings, spec: RunSpec, iteration: int) -> None:
