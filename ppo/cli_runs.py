@@ -13,14 +13,13 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from ppo import exits, show
+from ppo import exits, show, watching
 from ppo.access import Access, find_access
 from ppo.cli_options import Json, Overrides, RunId, SpecFile
 from ppo.client import Client
 from ppo.exits import Exit
-from ppo.run_view import view_for
 from ppo.spec_file import read_spec_file
-from ppo.wire import Event, Run
+from ppo.wire import Run
 
 
 @contextmanager
@@ -106,7 +105,7 @@ def watch(run_id: RunId, json: Json = False) -> None:
             _watch(client, run)
             _end(client, run_id, _page(access, run_id), json)
         try:
-            for event in _events(client, run_id):
+            for event in watching.events_until_over(client, run_id):
                 print(json_module.dumps(event, ensure_ascii=False), flush=True)
         except KeyboardInterrupt:
             raise _detached(run_id) from None
@@ -152,14 +151,6 @@ def _leave(run: Run) -> typer.Exit:
     return typer.Exit(int(exits.of_ended(run["state"], run["reason_code"])))
 
 
-def _events(client: Client, run_id: str) -> Iterator[Event]:
-    """A run's events from its beginning until it is over."""
-    for event in client.follow(run_id):
-        yield event
-        if event["type"] == "state" and _is_over(client.run(run_id)):
-            return
-
-
 def _wait(client: Client, run_id: str, timeout_s: float | None = None) -> None:
     try:
         client.wait(run_id, timeout_s=timeout_s, until=_is_over)
@@ -168,14 +159,8 @@ def _wait(client: Client, run_id: str, timeout_s: float | None = None) -> None:
 
 
 def _watch(client: Client, run: Run) -> None:
-    """Show a run's events until it is over."""
     try:
-        with view_for(show.out, run["num_iterations"]) as view:
-            view.phase(run["state"])
-            for event in _events(client, run["id"]):
-                if event["type"] == "state":
-                    view.phase(str(event["payload"].get("to")))
-                view.event(event["type"], event["iteration"], event["payload"])
+        watching.watch(client, run, show.out)
     except KeyboardInterrupt:
         raise _detached(run["id"]) from None
 

@@ -20,9 +20,8 @@ from ppo.local.compare import Comparison, compare_metrics
 from ppo.local.processes import StackError
 from ppo.local.stack import DEFAULT_PORT, Stack
 from ppo.local.up import Asked, ending_on_signals, make_stack, wait_for_failure
-from ppo.run_view import view_for
 from ppo.spec_file import read_spec_file
-from ppo.wire import Run
+from ppo.watching import watch
 from ppo_core.spec import SpecFaults
 from store.session import make_engine, session_factory
 
@@ -45,18 +44,6 @@ def prepare() -> None:
         raise StackError(f"the example could not be prepared (exit code {done.returncode}); the reason stands above")
 
 
-def follow(client: Client, run: Run) -> Run:
-    """Show the run until it is over."""
-    with view_for(show.out, run["num_iterations"]) as view:
-        for event in client.follow(run["id"], patience_s=PATIENCE_S):
-            if event["type"] == "state":
-                view.phase(str(event["payload"].get("to")))
-            view.event(event["type"], event["iteration"], event["payload"])
-            if event["type"] == "state" and exits.is_over(event["payload"]["to"], event["payload"].get("reason_code")):
-                break
-    return client.run(run["id"])
-
-
 def compare(stack: Stack, run_id: str) -> Comparison:
     """Compare the run's journals with Postgres, value by value."""
     assert stack.database_url is not None
@@ -77,7 +64,8 @@ def demo(stack: Stack, spec_file: Path, overrides: list[str], stay: bool) -> Exi
         show.line(f"submitted {run['name']}: {page}")
         show.line(f"sign in once with {stack.login_link()}")
         show.line("")
-        ended = follow(client, run)
+        watch(client, run, show.out, PATIENCE_S)
+        ended = client.run(run["id"])
         comparison = compare(stack, run["id"])
     show.run_page(ended, page)
     show.line(str(comparison))

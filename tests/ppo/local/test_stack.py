@@ -176,13 +176,14 @@ def test_ls_and_get_show_runs(access: dict[str, str], write_spec: WriteSpec) -> 
     assert ppo("get", "r-nosuchrun", env=access).returncode == 2
 
 
-def test_watch_as_json_is_one_event_a_line(access: dict[str, str], write_spec: WriteSpec) -> None:
+def test_watch_as_json_is_one_event_a_line_live_and_afterwards(access: dict[str, str], write_spec: WriteSpec) -> None:
     run = json.loads(ppo("submit", write_spec(3), "--json", env=access).stdout)
-    done = ppo("watch", run["id"], "--json", env=access)
-    assert done.returncode == 0
-    events = [json.loads(line) for line in done.stdout.splitlines()]
+    live, afterwards = (ppo("watch", run["id"], "--json", env=access) for _ in range(2))
+    assert live.returncode == afterwards.returncode == 0
+    events = [json.loads(line) for line in live.stdout.splitlines()]
     assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
     assert [event["iteration"] for event in events if event["type"] == "metrics"] == [1, 2, 3]
+    assert afterwards.stdout.startswith(live.stdout)
 
 
 def test_a_wrong_key_leaves_with_6(access: dict[str, str], stack: Stack) -> None:
