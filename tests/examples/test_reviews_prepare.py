@@ -4,9 +4,11 @@ import hashlib
 import io
 import json
 import random
+import shutil
 import subprocess
 import sys
 import tarfile
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +20,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from examples.reviews import download, prepare, training
 from examples.reviews.corpus import Corpus, CorpusError, Review, make_prompts, parse_rated
 from examples.reviews.judge import vader_mean_sentence
-from examples.reviews.reward_model import spoil, truncate
+from examples.reviews.reward_model import cut, spoil
 from examples.reviews.settings import (
     CorpusSettings,
     ModelShape,
@@ -34,6 +36,9 @@ SUBJECTS = ["film", "plot", "cast", "story", "ending", "script", "score", "camer
 VERDICTS = [("is a warm joy to watch", 2.5), ("is dull and far too long", -2.0), ("is neither here nor there", 0.1)]
 
 
+FAKE_SOURCE = SourceSettings(package="fake", version="1", archive="extra/texts.tar.gz", others=("tweets.txt",))
+
+
 def rated_rows(count: int) -> str:
     """Rows in the shape of the real files."""
     rng = random.Random(0)
@@ -47,7 +52,7 @@ def rated_rows(count: int) -> str:
 
 def fake_source(folder: Path) -> SourceSettings:
     """A source distribution with a tar.gz of rated texts inside, and the settings that expect it."""
-    source = SourceSettings(package="fake", version="1", archive="extra/texts.tar.gz", others=("tweets.txt",))
+    source = FAKE_SOURCE
     inner = io.BytesIO()
     with tarfile.open(fileobj=inner, mode="w:gz") as archive:
         for name, count in ((source.reviews, 90), ("tweets.txt", 20)):
@@ -62,6 +67,12 @@ def fake_source(folder: Path) -> SourceSettings:
         member.size = len(inner.getvalue())
         archive.addfile(member, io.BytesIO(inner.getvalue()))
     return replace(source, sha256=hashlib.sha256(path.read_bytes()).hexdigest())
+
+
+def known_source(prepared: Path) -> SourceSettings:
+    """The source settings of the `prepared` fixture, whose archive's hash differs from another one's."""
+    content = (prepared / "cache/download/fake-1.tar.gz").read_bytes()
+    return replace(FAKE_SOURCE, sha256=hashlib.sha256(content).hexdigest())
 
 
 def tiny_settings(cache: Path) -> Settings:
@@ -82,13 +93,28 @@ def quiet() -> Console:
     return Console(file=io.StringIO())
 
 
-def test_prepared_folder_loads_in_hugging_face_form(tmp_path: Path, quiet: Console) -> None:
-    figures = prepare.prepare(tmp_path / "out", tmp_path / "cache", quiet, tiny_settings(tmp_path / "cache"))
-    assert figures["reviews"] == 70
-    policy = AutoModelForCausalLM.from_pretrained(tmp_path / "out/policy")
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out/policy")
-    reader = AutoTokenizer.from_pretrained(tmp_path / "out/reward_model")
-    reward_model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out/reward_model")
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Models this small are slower on more threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished preparation; tests may copy from it, not write to it."""
+    folder = tmp_path_factory.mktemp("prepared")
+    prepare.prepare(folder / "out", folder / "cache", Console(file=io.StringIO()), tiny_settings(folder / "cache"))
+    return folder
+
+
+def test_prepared_folder_loads_in_hugging_face_form(prepared: Path) -> None:
+    policy = AutoModelForCausalLM.from_pretrained(prepared / "out/policy")
+    tokenizer = AutoTokenizer.from_pretrained(prepared / "out/policy")
+    reader = AutoTokenizer.from_pretrained(prepared / "out/reward_model")
+    reward_model = AutoModelForSequenceClassification.from_pretrained(prepared / "out/reward_model")
     special = [tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id]
     assert len(set(special)) == 3
     assert special == [getattr(policy.config, f"{name}_token_id") for name in ("pad", "bos", "eos")]
@@ -103,9 +129,11 @@ def test_prepared_folder_loads_in_hugging_face_form(tmp_path: Path, quiet: Conso
 
 
 def test_second_call_builds_nothing_and_a_changed_setting_only_what_depends_on_it(
-    tmp_path: Path, quiet: Console, monkeypatch: pytest.MonkeyPatch
+    prepared: Path, tmp_path: Path, quiet: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = tiny_settings(tmp_path / "cache")
+    cache = tmp_path / "cache"
+    shutil.copytree(prepared / "cache", cache)
+    settings = replace(tiny_settings(tmp_path / "again"), source=known_source(prepared))
     built: list[str] = []
     real = prepare.run_stage
 
@@ -115,25 +143,16 @@ def test_second_call_builds_nothing_and_a_changed_setting_only_what_depends_on_i
         real(stage, cache, wait)
 
     monkeypatch.setattr(prepare, "run_stage", counting)
-    prepare.prepare(tmp_path / "out", tmp_path / "cache", quiet, settings)
-    assert built == ["corpus", "tokenizer", "prompts", "policy", "reward_model"]
-    built.clear()
-    prepare.prepare(tmp_path / "out", tmp_path / "cache", quiet, settings)
+    prepare.prepare(tmp_path / "out", cache, quiet, settings)
     assert built == []
-    prepare.prepare(tmp_path / "elsewhere", tmp_path / "cache", quiet, settings)
-    assert built == []
-    assert (tmp_path / "elsewhere/policy/model.safetensors").exists()
+    assert (tmp_path / "out/policy/model.safetensors").exists()
     changed = replace(settings, reward_model=replace(settings.reward_model, seed=99))
-    prepare.prepare(tmp_path / "out", tmp_path / "cache", quiet, changed)
+    prepare.prepare(tmp_path / "out", cache, quiet, changed)
     assert built == ["reward_model"]
-
-
-def test_a_lost_result_folder_is_put_back_from_the_cache(tmp_path: Path, quiet: Console) -> None:
-    settings = tiny_settings(tmp_path / "cache")
-    prepare.prepare(tmp_path / "out", tmp_path / "cache", quiet, settings)
     (tmp_path / "out/train.jsonl").unlink()
-    prepare.prepare(tmp_path / "out", tmp_path / "cache", quiet, settings)
-    assert (tmp_path / "out/train.jsonl").exists()
+    prepare.prepare(tmp_path / "out", cache, quiet, changed)
+    assert built == ["reward_model"]
+    assert (tmp_path / "out/train.jsonl").exists(), "a lost file is put back from the cache"
 
 
 def test_a_killed_training_goes_on_and_ends_bit_equal(
@@ -215,16 +234,24 @@ def test_rated_rows_are_cleaned_and_a_torn_one_is_named() -> None:
         parse_rated("1\t0.5\tfine\n2\tno tab more")
 
 
-def test_spoilt_and_truncated_texts_keep_to_the_words_of_the_review() -> None:
+def test_spoilt_texts_keep_to_the_words_of_the_review() -> None:
     rng = random.Random(3)
     text = "a warm and funny film that never once loses its way"
-    words = set(text.split())
     assert sorted(spoil(text, rng, "shuffled").split()) == sorted(text.split())
     for _ in range(20):
         repeated = spoil(text, rng, "repeated").split()
         assert len(repeated) > len(text.split())
-        assert set(repeated) == words
-        assert text.startswith(truncate(text, rng))
+        assert set(repeated) == set(text.split())
+
+
+def test_a_cut_review_is_an_opening_of_it_and_knows_what_is_missing() -> None:
+    rng = random.Random(3)
+    text = "a warm, and funny film that never once loses its way"
+    for _ in range(50):
+        opening, missing = cut(text, rng)
+        assert text.startswith(opening.removesuffix("."))
+        assert missing == pytest.approx(1 - len(opening.split()) / len(text.split()))
+    assert cut("Too long", rng) == ("Too long", 0.0)
 
 
 def test_length_batches_hold_each_example_once_and_keep_to_the_budget() -> None:
@@ -250,9 +277,14 @@ def test_the_judge_tells_praise_from_blame() -> None:
     assert vader_mean_sentence("Great fun.") > 0 > vader_mean_sentence("A terrible bore.")
 
 
-def test_published_prompts_are_jsonl_with_a_prompt_each(tmp_path: Path, quiet: Console) -> None:
-    prepare.prepare(tmp_path / "out", tmp_path / "cache", quiet, tiny_settings(tmp_path / "cache"))
+def test_published_prompts_are_jsonl_with_a_prompt_each(prepared: Path) -> None:
     for name, count in (("train", 40), ("held_out", 10)):
-        rows = [json.loads(line) for line in (tmp_path / f"out/{name}.jsonl").read_text().splitlines()]
+        rows = [json.loads(line) for line in (prepared / f"out/{name}.jsonl").read_text().splitlines()]
         assert len(rows) == count
         assert all(set(row) == {"prompt"} and len(row["prompt"].split()) == 4 for row in rows)
+
+
+def test_the_manifest_tells_the_figures(prepared: Path) -> None:
+    figures = json.loads((prepared / "out/prepared.json").read_text())["figures"]
+    assert figures["reviews"] == 70
+    assert {"held_out_loss", "correlation"} <= figures.keys()
