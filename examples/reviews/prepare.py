@@ -13,6 +13,7 @@ on where it was. torch is imported by the stages that need it, not before.
 
 import argparse
 import json
+import os
 import shutil
 import sys
 from collections.abc import Sequence
@@ -128,6 +129,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=DEFAULT_OUT, help="where spec.yaml looks for the result")
     parser.add_argument("--cache", type=Path, help="where finished stages are kept (default: OUT/cache)")
     options = parser.parse_args(arguments)
+    # Before torch is imported: threads that wait by spinning starve when the machine has other work as well.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     console = Console()
     try:
         figures = prepare(options.out, options.cache or options.out / "cache", console)
