@@ -58,8 +58,8 @@ class PolicySettings:
     shape: ModelShape = field(default_factory=ModelShape)
     epochs_all: int = 1
     epochs_reviews: int = 1
-    tokens_per_batch: int = 512
-    peak_lr: float = 1.5e-3
+    tokens_per_batch: int = 1024
+    peak_lr: float = 2e-3
     weight_decay: float = 0.1
     seed: int = 11
 
