@@ -131,6 +131,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     # Before torch is imported: threads that wait by spinning starve when the machine has other work as well.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # The stages show their own progress; the libraries' bars and load reports would stand between the lines.
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     console = Console()
     try:
         figures = prepare(options.out, options.cache or options.out / "cache", console)
