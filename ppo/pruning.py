@@ -5,6 +5,7 @@ Under the platform nobody here deletes anything, since only the database knows w
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from ppo_core.errors import CheckpointError
@@ -28,8 +29,9 @@ class Pruner:
         self._rules = rules
         self._verified: dict[str, bool] = {}
 
-    def prune(self) -> list[Path]:
-        """Verify the newest checkpoint, then remove what may go. Returns what was removed."""
+    def prune(self) -> list[str]:
+        """Verify from the newest back to a good one, then remove what may go. Returns what was damaged, in words."""
+        damaged: list[str] = []
         folders: dict[str, Path] = {}
         kept: list[Kept] = []
         every = segments(self._run_dir)
@@ -50,24 +52,21 @@ class Pruner:
                         protected_reason=f"segment {starter} starts from it" if starter else None,
                     )
                 )
-        if not kept:
-            return []
-        newest = kept[-1]
-        if newest.verified is None:
-            kept[-1] = Kept(**{**vars(newest), "verified": self._verify(folders[newest.id])})
-        removed = [folders[removal.id] for removal in removable(kept, self._rules)]
-        for folder in removed:
-            remove_checkpoint(folder)
-        return removed
-
-    def _verify(self, folder: Path) -> bool:
-        try:
-            verify_checkpoint(folder)
-        except CheckpointError:
-            self._verified[str(folder)] = False
-        else:
-            self._verified[str(folder)] = True
-        return self._verified[str(folder)]
+        for place in reversed(range(len(kept))):
+            known = kept[place]
+            if known.verified is None:
+                try:
+                    verify_checkpoint(folders[known.id])
+                    self._verified[known.id] = True
+                except CheckpointError as error:
+                    self._verified[known.id] = False
+                    damaged.append(str(error))
+                kept[place] = replace(known, verified=self._verified[known.id])
+            if kept[place].verified:
+                break
+        for removal in removable(kept, self._rules):
+            remove_checkpoint(folders[removal.id])
+        return damaged
 
 
 def _judge_scores(segment: SegmentDir) -> dict[int, float | None]:

@@ -26,7 +26,7 @@ from rich.console import Console
 from ppo import exits
 from ppo.exits import Exit
 from ppo.pruning import Pruner
-from ppo.run_view import RunView, view_for
+from ppo.run_view import view_for
 from ppo.spec_file import read_spec_file
 from ppo_core.errors import RunDirectoryError
 from ppo_core.rundir import (
@@ -96,7 +96,7 @@ def prepare(spec_file: Path, overrides: Sequence[str], run_dir: Path | None, res
 def train(attempt: Attempt, console: Console, as_json: bool) -> Exit:
     """Run the trainer to its end and show it. Ctrl-C, SIGTERM and SIGHUP ask for a stop; a second one kills."""
     view = view_for(console, attempt.spec.iterations)
-    shown = _JsonLines() if as_json else view
+    say = _to_stderr if as_json else view.say
     pruner = Pruner(attempt.run_dir, attempt.spec.checkpoints)
     offset = _end_of_journal(attempt.segment)
     if not as_json:
@@ -108,16 +108,21 @@ def train(attempt: Attempt, console: Console, as_json: bool) -> Exit:
         process = _start_trainer(attempt)
         if not as_json:
             stack.enter_context(view)
-        signals = stack.enter_context(_Signals(attempt, process, view.say if not as_json else _to_stderr))
+        signals = stack.enter_context(_Signals(attempt, process, say))
         over = False
         while not over:
             over = process.poll() is not None  # looked at before the journal, so that its last lines are read
             events, offset = read_journal(attempt.segment.journal, offset)
             over = over and not events
             for event in events:
-                _show(shown, event)
+                if as_json:
+                    sys.stdout.write(encode_event(event))
+                    sys.stdout.flush()
+                else:
+                    view.event(event.type, event.iteration, event.payload)
                 if event.type == "checkpoint":
-                    pruner.prune()
+                    for damaged in pruner.prune():
+                        say(f"damaged checkpoint: {damaged}")
                 elif event.type == "end":
                     end = event
             if not events:
@@ -126,18 +131,6 @@ def train(attempt: Attempt, console: Console, as_json: bool) -> Exit:
         _say(console, as_json, "killed; go on from the last checkpoint with --resume")
         return Exit.STOPPED
     return _outcome(attempt, end, process.returncode, console, as_json)
-
-
-class _JsonLines:
-    """Journal lines, as they are, on standard output."""
-
-
-def _show(shown: RunView | _JsonLines, event: Event) -> None:
-    if isinstance(shown, _JsonLines):
-        sys.stdout.write(encode_event(event))
-        sys.stdout.flush()
-    else:
-        shown.event(event.type, event.iteration, event.payload)
 
 
 def _to_stderr(line: str) -> None:

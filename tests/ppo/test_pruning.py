@@ -1,0 +1,39 @@
+"""`ppo train` keeps what its rules say, and never trusts a checkpoint that it has not compared with its manifest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ppo.pruning import Pruner
+from ppo_core.rundir import JournalWriter, SegmentStart, checkpoints, create_segment, new_checkpoint
+from ppo_core.spec.groups import CheckpointsConfig
+
+
+def made_run(run_dir: Path, iterations: list[int]) -> list[Path]:
+    segment = create_segment(run_dir, SegmentStart("toy", 1, {}))
+    JournalWriter(segment.journal).close()
+    for iteration in iterations:
+        with new_checkpoint(segment.checkpoint(iteration)) as folder:
+            (folder / "weights").write_bytes(bytes([iteration % 256]) * 100)
+    return checkpoints(segment)
+
+
+def names(run_dir: Path) -> list[str]:
+    return [path.name for path in sorted((run_dir / "segment-0001" / "checkpoints").iterdir())]
+
+
+def test_the_newest_stay_and_older_ones_go(tmp_path: Path) -> None:
+    made_run(tmp_path, [9, 10, 100])
+    assert Pruner(tmp_path, CheckpointsConfig(keep_last=2, keep_best=0)).prune() == []
+    assert names(tmp_path) == ["iter-000010", "iter-000100"]
+
+
+def test_a_damaged_newest_one_is_told_and_the_last_good_one_stays(tmp_path: Path) -> None:
+    made = made_run(tmp_path, [10, 20, 30])
+    (made[-1] / "weights").write_bytes(b"something else" * 10)
+    pruner = Pruner(tmp_path, CheckpointsConfig(keep_last=1, keep_best=0))
+    told = pruner.prune()
+    assert len(told) == 1
+    assert "iter-000030/weights" in told[0]
+    assert "iter-000020" in names(tmp_path)
+    assert pruner.prune() == []  # told once
