@@ -129,8 +129,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=DEFAULT_OUT, help="where spec.yaml looks for the result")
     parser.add_argument("--cache", type=Path, help="where finished stages are kept (default: OUT/cache)")
     options = parser.parse_args(arguments)
-    # Before torch is imported: threads that wait by spinning starve when the machine has other work as well.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # Before torch is imported: threads that spin for long starve when the machine has other work as well.
+    os.environ.setdefault("GOMP_SPINCOUNT", "20000")
     # The stages show their own progress; the libraries' bars and load reports would stand between the lines.
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
