@@ -126,7 +126,7 @@ def main() -> None:
     arguments = parser.parse_args()
     # Before torch is imported. Threads that wait by spinning for long starve as soon as the machine has other work, and
     # beside a platform and a browser it has; threads that sleep at once are 1.4 times slower on an idle one.
-    os.environ.setdefault("GOMP_SPINCOUNT", "20000")
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     try:
         code = int(run_segment(SegmentDir(arguments.segment.resolve()), arguments.token, arguments.attempt))
     except PPOCoreError as fault:

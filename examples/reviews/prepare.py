@@ -130,7 +130,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--cache", type=Path, help="where finished stages are kept (default: OUT/cache)")
     options = parser.parse_args(arguments)
     # Before torch is imported: threads that spin for long starve when the machine has other work as well.
-    os.environ.setdefault("GOMP_SPINCOUNT", "20000")
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     # The stages show their own progress; the libraries' bars and load reports would stand between the lines.
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
