@@ -62,6 +62,6 @@ def find_access() -> Access:
     if found is None:
         raise NoPlatform(
             f"no platform is known here: {client_file(data_folder())} does not exist. Start one with `ppo up`, "
-            "or set PPO_URL and PPO_KEY"
+            "set PPO_HOME to the folder of one that was started with --data, or set PPO_URL and PPO_KEY"
         )
     return found

@@ -119,7 +119,11 @@ def wait(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Wait until a run has ended, and leave with its exit code."""
+    """Wait until a run has ended, and leave with its exit code.
+
+    0 succeeded, 1 failed, 2 usage, 3 stopped or cancelled, 4 gate or guard tripped, 5 timed out, 6 key refused, 7 no
+    platform reached, 130 Ctrl-C (the run goes on).
+    """
     with _platform(json) as (client, access):
         _wait(client, run_id, timeout)
         _end(client, run_id, _page(access, run_id), json)
