@@ -134,6 +134,8 @@ def test_ctrl_c_detaches_and_never_stops_a_run(access: dict[str, str], client: C
     process = subprocess.Popen(
         [sys.executable, "-m", "ppo.cli", "submit", str(write_spec(100_000)), "--wait"], env={**os.environ, **access},
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        # Tests that a shell started in the background ignore SIGINT, and so would every process of theirs.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     assert process.stdout is not None
     run_id = process.stdout.readline().split()[0]
