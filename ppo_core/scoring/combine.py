@@ -72,6 +72,7 @@ class Reward:
             ]
             values += weight * part
             parts.append(part)
+        faults = [fault or _beyond_float32(value) for fault, value in zip(faults, values.tolist(), strict=True)]
         found = [fault for fault in faults if fault is not None]
         reasons: Counter[str] = Counter(fault.reason for fault in found)
         if found:
@@ -109,6 +110,13 @@ def load_source(kind: str, model: str | None, name: str | None, group: str, time
         case "python", None, str(name):
             return PythonFunction(group, name, timeout_s)
     raise ValueError(f"{kind!r} with model {model!r} and name {name!r} is no scorer")
+
+
+def _beyond_float32(total: float) -> Unusable | None:
+    """Training is in float32: a sum that is infinite there would spread from one response to all of them."""
+    if abs(total) > torch.finfo(torch.float32).max:
+        return Unusable("infinite", f"the weighted sum {total:g} is beyond float32's range")
+    return None
 
 
 def clean(results: Sequence[object], num_rows: int) -> list[float | Unusable]:

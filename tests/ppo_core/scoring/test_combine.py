@@ -53,6 +53,13 @@ def test_what_is_no_score_is_left_out_and_counted() -> None:
     assert scores.reasons == {"nan": 1, "missing": 1, "infinite": 1}
 
 
+def test_a_sum_that_float32_cannot_hold_is_left_out_as_infinite() -> None:
+    """Training is in float32, where it would be infinite, and one infinite score spoils the moments of all."""
+    scores = reward((Scripted(1e38, -1e300, 2.0), 10.0)).score(["p"] * 3, ["r"] * 3)
+    assert scores.valid.tolist() == [False, False, True]
+    assert scores.reasons == {"infinite": 2}
+
+
 def test_one_failed_source_makes_a_response_unusable_once() -> None:
     first, second = Scripted(1.0, Unusable("timeout"), 3.0), Scripted("good", None, 3.0)
     scores = reward((first, 1.0), (second, 0.0)).score(["p"] * 3, ["r"] * 3)
