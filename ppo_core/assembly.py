@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers.utils import logging as transformers_logging
 
-from ppo_core.checkpoints import TrainerState, load_checkpoint
+from ppo_core.checkpoints import TrainerState, load_checkpoint, spec_of
 from ppo_core.control import Control
 from ppo_core.data.prompts import PromptSource
 from ppo_core.diagnostics.limit_meter import LimitMeter
 from ppo_core.errors import DataError
 from ppo_core.evaluation.held_out import HeldOut
 from ppo_core.iteration import Models
+from ppo_core.kl_controller import coef_to_start_from
 from ppo_core.models.loading import load_policy, load_reference, load_tokenizer
 from ppo_core.rollout.transformers_engine import TransformersEngine
 from ppo_core.rundir import JournalWriter, SegmentDir
+from ppo_core.score_shaping import moments_to_start_from
 from ppo_core.scoring.combine import Reward, load_judge
 from ppo_core.spec import RunSpec
 from ppo_core.trainer import Trainer
@@ -40,8 +43,9 @@ def assemble_trainer(
     device = _device(spec)
     tokenizer = load_tokenizer(spec.policy.model)
     trainer = LocalEngine(load_policy(spec.policy.model, spec.policy.value_head).to(device), spec)
-    state = TrainerState() if checkpoint is None else load_checkpoint(checkpoint, trainer)
-    state = state.after(kl_coef=spec.kl.coef)  # fixed: a roll back may have changed it
+    state = TrainerState(kl_coef=spec.kl.coef)
+    if checkpoint is not None:
+        state = _under(spec, load_checkpoint(checkpoint, trainer), spec_of(checkpoint), journal)
     prompts = PromptSource(
         Path(spec.data.prompts), tokenizer, spec.data.max_prompt_tokens, spec.seed, min_prompts=spec.rollout.batch_size
     )
@@ -64,6 +68,18 @@ def assemble_trainer(
         held_out = HeldOut(spec, tokenizer, models.reward, load_judge(spec.gate.judge) if spec.gate.judge else None)
     meter = LimitMeter.of(spec, trainer.policy.device)
     return Trainer(segment, spec, models, prompts, held_out, tokenizer, meter, state, journal, control)
+
+
+def _under(spec: RunSpec, kept: TrainerState, kept_spec: dict[str, Any], journal: JournalWriter) -> TrainerState:
+    """A checkpoint's state under a spec that a roll back may have changed: what the change makes void begins anew."""
+    moments = moments_to_start_from(kept.score_moments, kept_spec, spec.reward)
+    if spec.reward.normalize and moments is None:
+        message = (
+            "reward.normalize begins anew: the checkpoint holds no running mean and deviation of scores that are made "
+            "by these reward.sources and this reward.length_baseline"
+        )
+        journal.append("note", kept.iteration, {"level": "warning", "message": message})
+    return kept.after(kl_coef=coef_to_start_from(kept.kl_coef, kept_spec, spec.kl), score_moments=moments)
 
 
 def _device(spec: RunSpec) -> torch.device:

@@ -46,6 +46,7 @@ class TrainerState:
     optimizer_steps: int = 0
     skipped_in_a_row: int = 0
     kl_coef: float = 0.0
+    score_moments: dict[str, Any] | None = None
     prompts_trained: int = 0
     prompts_failed: int = 0
     hours: float = 0.0
@@ -114,6 +115,12 @@ def load_checkpoint(folder: Path, trainer: TrainEngine) -> TrainerState:
         raise CheckpointError(f"{folder / 'state.json'} has other fields than this version reads: {error}") from error
     trainer.load_state(_read_tensors(folder / "state", index["tensors"]), state.optimizer_steps)
     return state
+
+
+def spec_of(folder: Path) -> dict[str, Any]:
+    """The spec, as plain data, under which a checkpoint that `load_checkpoint` has read was written."""
+    spec: dict[str, Any] = json.loads((folder / "state.json").read_text(encoding="utf-8"))["spec"]
+    return spec
 
 
 def versions() -> dict[str, str]:

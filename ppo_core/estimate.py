@@ -169,7 +169,8 @@ def _meaning(spec: RunSpec, numbers: Estimate) -> tuple[str, ...]:
             if spec.reward.missing_eos_penalty
             else "keeps its score"
         ),
-        f"each nat of KL to the reference costs {spec.kl.coef:g} of score",
+        f"each nat of KL to the reference costs {spec.kl.coef:g} of score" + _steering(spec),
+        *_corrections(spec),
     ]
     if numbers.memory is not None and numbers.policy_parameters is not None:
         lines.append(
@@ -183,6 +184,21 @@ def _meaning(spec: RunSpec, numbers: Estimate) -> tuple[str, ...]:
         )
     lines.append(_watching(spec))
     return tuple(lines)
+
+
+def _steering(spec: RunSpec) -> str:
+    if spec.kl.target is None:
+        return ""
+    return f" at first, and then what holds a response's KL at {spec.kl.target:g} nats"
+
+
+def _corrections(spec: RunSpec) -> list[str]:
+    found = []
+    if spec.reward.length_baseline == "linear":
+        found.append("what goes with length is taken from the scores, by each iteration's own least-squares line")
+    if spec.reward.normalize:
+        found.append("scores count in their running standard deviations, and so do penalty, clip and the price of KL")
+    return found
 
 
 def _watching(spec: RunSpec) -> str:

@@ -9,21 +9,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from ppo_core.advantages import gae
 from ppo_core.control import Control
 from ppo_core.data.prompts import PromptBatch
+from ppo_core.kl_controller import KLMove, move_kl_coef
 from ppo_core.masked import masked_whiten
 from ppo_core.models.policy import PolicyModel
 from ppo_core.rewards import per_token_rewards
 from ppo_core.rollout.batch import Rollout, assemble
 from ppo_core.rollout.engine import RolloutEngine, SyncReport
+from ppo_core.score_shaping import RunningMoments, ShapedScores, shape_scores
 from ppo_core.scoring.combine import Reward, Scores
 from ppo_core.seeds import derived_seed
 from ppo_core.spec import RunSpec
-from ppo_core.spec.groups import RewardConfig
 from ppo_core.stopwatch import Stopwatch
 from ppo_core.training.engine import TrainEngine
 from ppo_core.training.passes import OldPass, forward_logprobs, forward_policy
@@ -50,6 +50,7 @@ class Progress:
     policy_version: int
     kl_coef: float
     skipped_in_a_row: int
+    score_moments: RunningMoments
 
 
 @dataclass(frozen=True)
@@ -60,15 +61,14 @@ class IterationReport:
     sampled: Rollout
     all_scores: Scores
     rollout: Rollout
-    scores: Tensor
-    penalized: Tensor
-    trained_scores: Tensor
+    scores: ShapedScores
     old: OldPass
     ref_logprobs: Tensor
     rewards: Tensor
     kl_to_ref: Tensor
     advantages: Tensor
     returns: Tensor
+    kl_move: KLMove
     update: UpdateReport
     sync: SyncReport
     gamma: float
@@ -96,16 +96,19 @@ def run_iteration(
         all_scores = models.reward.score(sampled.prompt_texts, sampled.response_texts)
         control.check()
         usable = all_scores.valid.nonzero().flatten()
-        rollout, scores = sampled.select(usable), all_scores.values[usable].float()
-        penalized, trained_scores = shaped_scores(scores, rollout.truncated, spec.reward)
+        rollout, raw = sampled.select(usable), all_scores.values[usable].float()
+        scores = shape_scores(raw, rollout.response_length, rollout.truncated, progress.score_moments, spec.reward)
     with watch.phase("logprobs"):  # the trainer's own numbers, never the engine's
         old = forward_policy(models.trainer, rollout, spec, control.check)
         ref_logprobs = forward_logprobs(models.reference, rollout, spec, control.check)
     with watch.phase("update"):
         rewards, kl_to_ref = per_token_rewards(
-            trained_scores, old.logprobs, ref_logprobs, rollout.response_mask, progress.kl_coef, spec.kl.estimator
+            scores.trained, old.logprobs, ref_logprobs, rollout.response_mask, progress.kl_coef, spec.kl.estimator
         )
         advantages, returns = gae(rewards, old.values, rollout.response_mask, spec.gae.gamma, spec.gae.lam)
+        kl_move = move_kl_coef(
+            progress.kl_coef, old.logprobs, ref_logprobs, rollout.response_mask, progress.iteration, spec
+        )
         batch = PPOBatch(rollout, old, masked_whiten(advantages, rollout.response_mask), returns)
         update = run_updates(models.trainer, batch, spec, progress.iteration, progress.skipped_in_a_row)
     with watch.phase("sync"):  # verified: digest, version, probe logprobs
@@ -116,25 +119,14 @@ def run_iteration(
         all_scores=all_scores,
         rollout=rollout,
         scores=scores,
-        penalized=penalized,
-        trained_scores=trained_scores,
         old=old,
         ref_logprobs=ref_logprobs,
         rewards=rewards,
         kl_to_ref=kl_to_ref,
         advantages=advantages,
         returns=returns,
+        kl_move=kl_move,
         update=update,
         sync=sync,
         gamma=spec.gae.gamma,
     )
-
-
-def shaped_scores(scores: Tensor, truncated: Tensor, reward: RewardConfig) -> tuple[Tensor, Tensor]:
-    """Scores [B] after the missing-EOS penalty, and what of that is trained on: limited to ± `reward.clip`.
-
-    The limit comes last: it is there to bound what one response can do to an update, the penalty included. That is why
-    the penalty is added here and not by `per_token_rewards`, which can do so itself.
-    """
-    penalized = torch.where(truncated, scores + reward.missing_eos_penalty, scores)
-    return penalized, penalized if reward.clip is None else penalized.clamp(-reward.clip, reward.clip)

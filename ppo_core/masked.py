@@ -164,6 +164,20 @@ def masked_correlation(x: Tensor, y: Tensor, mask: Tensor, group: ProcessGroup |
     return float((covariance / (x_var.sqrt() * y_var.sqrt())).clamp(-1.0, 1.0))
 
 
+def masked_slope(x: Tensor, y: Tensor, mask: Tensor, group: ProcessGroup | None = None) -> float | None:
+    """Slope of the least-squares line of y over x, y's unit per x's, over real tokens and all ranks.
+
+    None where x does not vary: no line is better than another. Example: x 1 2 3, y 1 1 4 gives 1.5.
+    """
+    real, x_real, y_real = real_tokens(mask, x=x, y=y)
+    x_wide, y_wide = x_real.detach().double(), y_real.detach().double()
+    x_mean, x_var = _moments(x_wide, real, group)
+    if x_var == 0:
+        return None
+    y_mean = _mean(y_wide, real, group)
+    return float(_mean((x_wide - x_mean) * (y_wide - y_mean), real, group) / x_var)
+
+
 def masked_row_sum(x: Tensor, mask: Tensor) -> Tensor:
     """[B, T] to [B]: each row's sum over its real tokens, added up in float64, x's dtype; 0 for an empty row."""
     _, values = real_tokens(mask, x=x)

@@ -31,8 +31,8 @@ def rollout_records(report: IterationReport, models: Models, num: int) -> list[d
                 "index": row,
                 "prompt": rollout.prompt_texts[row],
                 "response": rollout.response_texts[row],
-                "score": float(report.scores[row]),
-                "penalized_score": float(report.penalized[row]),
+                "score": float(report.scores.raw[row]),
+                "penalized_score": float(report.scores.penalized[row]),
                 "length": len(ids),
                 "finish_reason": rollout.finish_reasons[row],
                 "tokens": {

@@ -26,6 +26,7 @@ from ppo_core.rundir import (
     write_atomically,
 )
 from ppo_core.samples import held_out_records, rollout_records
+from ppo_core.score_shaping import RunningMoments
 from ppo_core.spec import RunSpec
 from ppo_core.stopwatch import Stopwatch
 
@@ -115,7 +116,13 @@ class Trainer:
         self.control.iteration = iteration
         watch = Stopwatch(lambda phase: self._announce(phase, iteration))
         batch = self.prompts.take(self.state.cursor, self.spec.rollout.batch_size)
-        progress = Progress(iteration, self.state.policy_version, self.state.kl_coef, self.state.skipped_in_a_row)
+        progress = Progress(
+            iteration,
+            self.state.policy_version,
+            self.state.kl_coef,
+            self.state.skipped_in_a_row,
+            RunningMoments.of(self.state.score_moments),
+        )
         try:
             report = run_iteration(self.models, batch, self.spec, progress, self.control, watch)
         except Interrupted:
@@ -127,6 +134,8 @@ class Trainer:
             policy_version=report.sync.version,
             optimizer_steps=self.models.trainer.num_steps,
             skipped_in_a_row=report.update.skipped_in_a_row,
+            kl_coef=report.kl_move.coef,
+            score_moments=report.scores.moments.as_dict(),
             prompts_trained=self.state.prompts_trained + report.rollout.num_rows,
             prompts_failed=self.state.prompts_failed + num_failed,
         )

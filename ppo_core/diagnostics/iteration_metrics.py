@@ -78,14 +78,21 @@ def held_out_metrics(answers: Answers) -> Metrics:
 
 
 def _reward(report: IterationReport) -> Metrics:
-    totals = masked_row_sum(report.rewards, report.rollout.response_mask)
+    scores, totals = report.scores, masked_row_sum(report.rewards, report.rollout.response_mask)
     metrics: Metrics = {
-        "reward/score_mean": _mean(report.scores),
-        "reward/score_std": _std(report.scores),
-        "reward/penalized_mean": _mean(report.penalized),
-        "reward/penalized_std": _std(report.penalized),
-        "reward/normalized_mean": _mean(report.trained_scores),
-        "reward/normalized_std": _std(report.trained_scores),
+        "reward/score_mean": _mean(scores.raw),
+        "reward/score_std": _std(scores.raw),
+        "reward/length_slope": scores.length_slope,
+        "reward/corrected_mean": _mean(scores.corrected),
+        "reward/corrected_std": _std(scores.corrected),
+        "reward/running_mean": scores.moments.mean,
+        "reward/running_std": scores.moments.deviation,
+        "reward/normalized_mean": _mean(scores.normalized),
+        "reward/normalized_std": _std(scores.normalized),
+        "reward/penalized_mean": _mean(scores.penalized),
+        "reward/penalized_std": _std(scores.penalized),
+        "reward/trained_mean": _mean(scores.trained),
+        "reward/trained_std": _std(scores.trained),
         "reward/total_mean": _mean(totals),
     }
     for index, part in enumerate(report.all_scores.parts):
@@ -105,6 +112,7 @@ def _kl(report: IterationReport) -> Metrics:
         "kl/ref_token_k3": float(masked_mean(k3, mask)),
         "kl/ref_sequence_k3": _mean(masked_row_sum(k3, mask)),
         "kl/coef": report.progress.kl_coef,
+        "kl/target_error": report.kl_move.error,
     }
 
 

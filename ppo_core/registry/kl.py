@@ -72,4 +72,20 @@ METRICS = (
         meaning="Zero: nothing holds the policy near its reference.",
         remedy="Set kl.coef so that the penalty of a response stays below the spread of its score.",
     ),
+    Metric(
+        name="kl/target_error",
+        title="KL away from its target",
+        panel="kl",
+        formula="(kl/ref_sequence minus kl.target) / kl.target; null with a fixed coefficient.",
+        unit="share of the target",
+        weighting="each response counts once",
+        band=Band(
+            "Below 1, less than twice the target; red beyond 2.",
+            high=1.0,
+            red_high=2.0,
+        ),
+        meaning="Above 0.2 the controller raises kl.coef at its full pace; staying there, it cannot keep up. At -1 the "
+        "policy has not moved yet.",
+        remedy="Lower kl.horizon so that it acts faster, start from a higher kl.coef, or lower update.learning_rate.",
+    ),
 )

@@ -97,7 +97,7 @@ METRICS = (
             measure="mad",
         ),
         meaning="A jump: returns of another size than before, or a critic that diverges.",
-        remedy="Lower update.value_learning_rate or update.value_coef; look at reward/normalized_std.",
+        remedy="Lower update.value_learning_rate or update.value_coef; look at reward/trained_std.",
     ),
     Metric(
         name="advantage/mean",
@@ -118,6 +118,6 @@ METRICS = (
         weighting="each response token counts once",
         legal=(0.0, None),
         meaning="Near zero: whitening blows noise up to full size. A jump: a few extreme scores.",
-        remedy="Look at reward/normalized_std; set reward.clip against single extreme scores.",
+        remedy="Look at reward/trained_std; set reward.clip against single extreme scores.",
     ),
 )

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
+from ppo_core.spec.groups import MAX_KL_ERROR
 from ppo_core.spec.run_spec import RunSpec
 
 MANY_EPOCHS = 4
 FEW_ROWS = 4
 # A clip below this share of the scores' spread needs ten and more iterations to follow one score.
 SMALL_CLIP = 0.1
+# A slope through n responses takes 1 / (n - 1) of the scores' variance for length where there is no such thing.
+FEW_ROWS_FOR_SLOPE = 16
+# A KL coefficient that cannot move by more than this in a whole run might as well be fixed.
+SMALL_MOVE = 0.1
 
 
 def warnings_of(spec: RunSpec) -> tuple[str, ...]:
     """Every warning that a checked spec gives rise to, before any model or file is looked at."""
-    return tuple(warning for part in (_update(spec), _reward(spec), _watching(spec), _saving(spec)) for warning in part)
+    return tuple(
+        warning
+        for part in (_update(spec), _reward(spec), _kl(spec), _watching(spec), _saving(spec))
+        for warning in part
+    )
 
 
 def value_clip_warning(value_clip_range: float | None, score_spread: float) -> str | None:
@@ -62,8 +72,7 @@ def _update(spec: RunSpec) -> Iterator[str]:
 
 def _reward(spec: RunSpec) -> Iterator[str]:
     reward = spec.reward
-    spread = max(abs(reward.missing_eos_penalty), reward.clip or 0.0)
-    warning = value_clip_warning(spec.update.value_clip_range, spread)
+    warning = value_clip_warning(spec.update.value_clip_range, _score_spread(spec))
     if warning:
         yield warning
     if reward.missing_eos_penalty == 0:
@@ -75,8 +84,34 @@ def _reward(spec: RunSpec) -> Iterator[str]:
         )
     if all(source.weight == 0 for source in reward.sources):
         yield "all reward.sources have weight 0: every score is 0 and nothing is learned; give one a weight"
+    if reward.length_baseline == "linear" and spec.rollout.batch_size < FEW_ROWS_FOR_SLOPE:
+        yield (
+            f"reward.length_baseline is linear but rollout.batch_size is {spec.rollout.batch_size}: a slope through so "
+            "few responses is mostly noise; raise rollout.batch_size"
+        )
+
+
+def _score_spread(spec: RunSpec) -> float:
+    """How far scores lie apart, as far as the spec alone tells: 1 once they are normalised, or else the most that the
+    penalty or the limit leaves room for."""
+    reward = spec.reward
+    penalty = abs(reward.missing_eos_penalty)
+    if reward.normalize:
+        return min(max(penalty, 1.0), reward.clip or math.inf)
+    return max(penalty, reward.clip or 0.0)
+
+
+def _kl(spec: RunSpec) -> Iterator[str]:
     if spec.kl.coef == 0:
         yield "kl.coef is 0: nothing holds the policy near its reference; raise it unless that is meant"
+    if spec.kl.horizon is not None:
+        responses = spec.iterations * spec.rollout.batch_size
+        move = MAX_KL_ERROR * responses / spec.kl.horizon
+        if move < SMALL_MOVE:
+            yield (
+                f"kl.horizon is {spec.kl.horizon} but the run has {responses} responses: in all of it kl.coef can move "
+                f"by about {move:.1%}; lower kl.horizon"
+            )
 
 
 def _watching(spec: RunSpec) -> Iterator[str]:

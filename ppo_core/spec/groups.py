@@ -23,6 +23,14 @@ def setting(default: Any, changeable: Changeable, description: str, *, path: boo
     return Field(default, description=description, json_schema_extra=extra, **bounds)
 
 
+# An adaptive KL coefficient is kept between these, score a nat: it is multiplied, so from 0 it would never return.
+ADAPTIVE_KL_COEF = (1e-6, 100.0)
+# Beyond this share of the target an adaptive controller answers no harder: one odd batch must not swing the penalty.
+MAX_KL_ERROR = 0.2
+# Through two responses a line always fits: all they differ by would be taken for length.
+MIN_ROWS_FOR_SLOPE = 3
+
+
 class Misfits(ValueError):
     """Fields that are fine alone and do not fit together: (pointer below the group that was checked, message) each."""
 
@@ -128,13 +136,24 @@ class RewardConfig(Group):
     missing_eos_penalty: float = setting(
         -1.0,
         "rollback",
-        "Added to the score of a response cut off at max_new_tokens; zero or negative.",
+        "Added to the score of a response cut off at max_new_tokens, after `normalize`; zero or negative.",
         ge=-1000,
         le=0,
     )
-    length_baseline: Literal["none"] = setting("none", "rollback", "Correction of the score for length; only `none`.")
-    normalize: Literal[False] = setting(False, "rollback", "Running normalisation of the score; only false.")
-    clip: float | None = setting(None, "rollback", "The penalised score is limited to ± this.", gt=0, le=1e6)
+    length_baseline: Literal["none", "linear"] = setting(
+        "none",
+        "rollback",
+        "`linear`: slope · (length − mean length) is taken from each score, with the iteration's least-squares slope.",
+    )
+    normalize: bool = setting(
+        False,
+        "rollback",
+        "The score minus the running mean, over the running deviation, of all scores so far; penalty and clip then "
+        "count in standard deviations.",
+    )
+    clip: float | None = setting(
+        None, "rollback", "The score is limited to ± this, after penalty and `normalize`.", gt=0, le=1e6
+    )
     timeout_s: float = setting(60.0, "rollback", "Seconds that one batch of scores may take.", gt=0, le=3600)
     max_invalid_share: float = setting(
         0.1, "rollback", "Share of unusable scores in an iteration above which the run fails.", ge=0, lt=1
@@ -144,11 +163,60 @@ class RewardConfig(Group):
 class KLConfig(Group):
     """The penalty that keeps the policy near its reference."""
 
-    coef: float = setting(0.05, "rollback", "Weight of the per-token KL to the reference in the reward.", ge=0, le=100)
-    controller: Literal["fixed"] = setting("fixed", "rollback", "How the coefficient moves.")
+    coef: float = setting(
+        0.05,
+        "rollback",
+        "Weight of the per-token KL to the reference in the reward; with `adaptive` the one to begin with, and again "
+        "after a roll back that changes it.",
+        ge=0,
+        le=100,
+    )
+    controller: Literal["fixed", "adaptive"] = setting(
+        "fixed", "rollback", "How the coefficient moves: `fixed`, or `adaptive` towards kl.target."
+    )
     estimator: Literal["k1", "k2", "k3"] = setting("k1", "rollback", "Per-token estimator of the penalty.")
-    target: None = setting(None, "rollback", "KL an adaptive controller aims at; only null with `fixed`.")
-    horizon: None = setting(None, "rollback", "Horizon of an adaptive controller; only null with `fixed`.")
+    target: float | None = setting(
+        None,
+        "rollback",
+        "KL to the reference that `adaptive` aims at, nats a response (kl/ref_sequence); null with `fixed`.",
+        gt=0,
+        le=100_000,
+    )
+    horizon: int | None = setting(
+        None,
+        "rollback",
+        "Responses over which `adaptive` makes its full correction, at most 20 %; null with `fixed`.",
+        ge=1,
+        le=1_000_000_000,
+    )
+
+    @model_validator(mode="after")
+    def _controller_has_what_it_needs(self) -> Self:
+        adaptive = self.controller == "adaptive"
+        needs = {
+            "target": (self.target, "set the KL that it aims at, nats a response, such as 6"),
+            "horizon": (self.horizon, "set the responses that a full correction takes, such as 10000"),
+        }
+        misfits = []
+        for name, (value, remedy) in needs.items():
+            if adaptive and value is None:
+                misfits.append((f"/{name}", f"kl.controller is adaptive but kl.{name} is null; {remedy}"))
+            if not adaptive and value is not None:
+                message = (
+                    f"kl.{name} is {value:g} but kl.controller is fixed and takes none; set kl.controller to adaptive, "
+                    f"or kl.{name} to null"
+                )
+                misfits.append((f"/{name}", message))
+        low, high = ADAPTIVE_KL_COEF
+        if adaptive and not low <= self.coef <= high:
+            message = (
+                f"kl.coef is {self.coef:g} but an adaptive coefficient is multiplied and kept within {low:g} and "
+                f"{high:g}; set kl.coef to a value in between, such as 0.05"
+            )
+            misfits.append(("/coef", message))
+        if misfits:
+            raise Misfits(misfits)
+        return self
 
 
 class GAEConfig(Group):

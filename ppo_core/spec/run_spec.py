@@ -7,6 +7,7 @@ from typing import Self
 from pydantic import model_validator
 
 from ppo_core.spec.groups import (
+    MIN_ROWS_FOR_SLOPE,
     AlertsConfig,
     CheckpointsConfig,
     DataConfig,
@@ -64,6 +65,18 @@ class RunSpec(Group):
                 f"{self.rollout.batch_size}: every minibatch needs a row; lower update.minibatches"
             )
             misfits.append(("/update/minibatches", message))
+        if self.kl.horizon is not None and self.kl.horizon < self.rollout.batch_size:
+            message = (
+                f"kl.horizon is {self.kl.horizon} but rollout.batch_size is {self.rollout.batch_size}: one iteration "
+                "would move kl.coef by more than 20 %; raise kl.horizon, 10000 is usual"
+            )
+            misfits.append(("/kl/horizon", message))
+        if self.reward.length_baseline == "linear" and self.rollout.batch_size < MIN_ROWS_FOR_SLOPE:
+            message = (
+                f"reward.length_baseline is linear but rollout.batch_size is {self.rollout.batch_size}: a slope needs "
+                f"at least {MIN_ROWS_FOR_SLOPE} responses; raise rollout.batch_size or set the baseline to none"
+            )
+            misfits.append(("/reward/length_baseline", message))
         judge = self.gate.judge
         if judge is not None and self.data.held_out is None:
             message = "gate.judge needs data.held_out: the judge compares answers to held-out prompts; name a file"

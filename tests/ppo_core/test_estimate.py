@@ -140,6 +140,19 @@ def test_checkpoints_kept(rules: dict[str, Any], kept: int) -> None:
         ({"reward": {"clip": 0.5}}, "hides part of it"),
         ({"reward": {"sources": [{"kind": "python", "name": "r", "weight": 0.0}]}}, "weight 0"),
         ({"kl": {"coef": 0.0}}, "kl.coef is 0"),
+        (
+            {"kl": {"controller": "adaptive", "target": 6.0, "horizon": 100_000}},
+            "the run has 6400 responses: in all of it kl.coef can move by about 1.3%",
+        ),
+        (
+            {"reward": {"length_baseline": "linear"}, "rollout": {"batch_size": 15}, "update": {"minibatches": 2}},
+            "a slope through so few responses is mostly noise",
+        ),
+        (
+            {"reward": {"normalize": True}, "update": {"value_clip_range": 0.05}},
+            "update.value_clip_range is 0.05 but scores spread over about 1:",
+        ),
+        ({"reward": {"clip": 5.0}}, "scores spread over about 5:"),
         ({"gate": {"judge": None}}, "nothing watches for reward hacking"),
         ({"gate": {"every": 101}}, "the gate never looks"),
         ({"gate": {"judge": None}, "data": {"held_out": None}}, "no data.held_out"),
@@ -155,6 +168,22 @@ def test_a_small_value_clip_is_measured_against_the_scores_spread() -> None:
     assert value_clip_warning(0.2, 2.0) is None
     assert "spread over about 2.5" in str(value_clip_warning(0.2, 2.5))
     assert value_clip_warning(None, 1e9) is None
+
+
+def test_normalised_scores_spread_over_about_one_whatever_their_limit() -> None:
+    """A limit of five deviations is there for the rare response, and tells nothing of the others."""
+    assert estimate(spec_with(reward={"clip": 5.0, "normalize": True}), TINY).warnings == ()
+
+
+def test_what_happens_to_scores_and_kl_is_said() -> None:
+    plain = "each nat of KL to the reference costs 0.05 of score"
+    assert plain in estimate(spec_with(), TINY).meaning
+    steered = {"controller": "adaptive", "target": 6.0, "horizon": 10_000}
+    found = estimate(spec_with(kl=steered, reward={"normalize": True, "length_baseline": "linear"}), TINY)
+    assert f"{plain} at first, and then what holds a response's KL at 6 nats" in found.meaning
+    assert any("least-squares line" in line for line in found.meaning)
+    assert any("running standard deviations" in line for line in found.meaning)
+    assert found.warnings == ()
 
 
 def test_the_estimate_is_strict_json() -> None:

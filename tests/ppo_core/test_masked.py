@@ -22,6 +22,7 @@ from ppo_core.masked import (
     masked_quantile,
     masked_row_mean,
     masked_row_sum,
+    masked_slope,
     masked_std,
     masked_sum,
     masked_var,
@@ -76,6 +77,7 @@ def test_no_real_token_gives_zero_everywhere(shape: tuple[int, int]) -> None:
         assert not reduce(x, mask).any()
     assert masked_quantile(x, mask, 0.5) == 0
     assert masked_correlation(x, x, mask) is None
+    assert masked_slope(x, x, mask) is None
     assert torch.equal(masked_whiten(x, mask), torch.zeros(shape))
 
 
@@ -126,6 +128,15 @@ def test_correlation_knows_its_ends() -> None:
     assert masked_correlation(x, 3 * x + 1, mask) == pytest.approx(1.0)
     assert masked_correlation(x, -x, mask) == pytest.approx(-1.0)
     assert masked_correlation(x, torch.ones_like(x), mask) is None
+
+
+def test_slope_by_hand() -> None:
+    x = torch.tensor([1.0, 2.0, 3.0, 8.0])
+    y = torch.tensor([1.0, 1.0, 4.0, NAN])
+    mask = torch.tensor([True, True, True, False])
+    assert masked_slope(x, y, mask) == 1.5
+    assert masked_slope(x, 1e6 - 2 * x, mask) == pytest.approx(-2.0)
+    assert masked_slope(torch.ones_like(x), y, mask) is None
 
 
 @settings(deadline=None, max_examples=50)
@@ -199,6 +210,7 @@ def _reduce_on_one_rank(rank: int, folder: str) -> None:
         torch.testing.assert_close(masked_quantile(x, m, 0.4, group), masked_quantile(X, mask, 0.4))
         torch.testing.assert_close(masked_whiten(x, m, group=group), masked_whiten(X, mask)[rows])
         assert masked_correlation(x, y, m, group) == pytest.approx(masked_correlation(X, Y, mask))
+        assert masked_slope(x, y, m, group) == pytest.approx(masked_slope(X, Y, mask))
     dist.destroy_process_group()
 
 

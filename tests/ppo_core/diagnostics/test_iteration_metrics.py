@@ -13,9 +13,11 @@ from ppo_core.data.prompts import PromptBatch
 from ppo_core.diagnostics.iteration_metrics import held_out_metrics, iteration_metrics
 from ppo_core.evaluation.held_out import Answers
 from ppo_core.iteration import IterationReport, Progress
+from ppo_core.kl_controller import KLMove
 from ppo_core.losses import PolicyStats, ValueStats
 from ppo_core.rollout.batch import Rollout, assemble
 from ppo_core.rollout.engine import Response, SyncReport
+from ppo_core.score_shaping import RunningMoments, ShapedScores
 from ppo_core.scoring.combine import Scores
 from ppo_core.training.engine import PassSettings
 from ppo_core.training.passes import OldPass
@@ -93,19 +95,26 @@ def metrics() -> dict[str, float | None]:
     ref_logprobs = grid([-1.5, -2.0, -1.0], [-1.0, -1.0, -1.0, -1.0])
     # One token above the reference by half a nat, one below by as much: k1 sums to 0 and k3 to 2 cosh(1/2) - 2.
     report = IterationReport(
-        progress=Progress(iteration=7, policy_version=6, kl_coef=0.05, skipped_in_a_row=0),
+        progress=Progress(7, policy_version=6, kl_coef=0.05, skipped_in_a_row=0, score_moments=RunningMoments()),
         sampled=sampled,
         all_scores=scores,
         rollout=rollout,
-        scores=torch.tensor([1.0, 3.0]),
-        penalized=torch.tensor([1.0, 2.0]),
-        trained_scores=torch.tensor([1.0, 1.5]),
+        scores=ShapedScores(
+            raw=torch.tensor([1.0, 3.0]),
+            corrected=torch.tensor([1.5, 2.5]),
+            normalized=torch.tensor([-1.0, 2.0]),
+            penalized=torch.tensor([1.0, 2.0]),
+            trained=torch.tensor([1.0, 1.5]),
+            length_slope=0.75,
+            moments=RunningMoments(count=4, mean=2.5, squares=36.0),
+        ),
         old=OldPass(old_logprobs, grid([0.0, 1.0, 2.0], [1.0, 1.0, 1.0, 1.0]), SETTINGS),
         ref_logprobs=ref_logprobs,
         rewards=grid([0.0, 0.0, 1.0], [0.0, 0.0, 0.0, 2.0]),
         kl_to_ref=grid([0.5, 0.0, 0.0], [0.0, -0.5, 0.0, 0.0]),
         advantages=grid([1.0, 0.0, -1.0], [1.0, 1.0, 1.0, 1.0]),
         returns=grid([1.0, 1.0, 1.0], [2.0, 2.0, 2.0, 2.0]),
+        kl_move=KLMove(error=-0.4, coef=0.049),
         update=UpdateReport(
             epochs=(
                 (minibatch(policy_stats(3, 3.0, 1.0, 0.0, 1), -0.1, 4.0, 1.0, 1e-4),),
@@ -130,10 +139,17 @@ K3 = 2 * math.cosh(0.5) - 2
 KNOWN = {
     "reward/score_mean": 2.0,
     "reward/score_std": 1.0,
+    "reward/length_slope": 0.75,
+    "reward/corrected_mean": 2.0,
+    "reward/corrected_std": 0.5,
+    "reward/running_mean": 2.5,
+    "reward/running_std": 3.0,
+    "reward/normalized_mean": 0.5,
+    "reward/normalized_std": 1.5,
     "reward/penalized_mean": 1.5,
     "reward/penalized_std": 0.5,
-    "reward/normalized_mean": 1.25,
-    "reward/normalized_std": 0.25,
+    "reward/trained_mean": 1.25,
+    "reward/trained_std": 0.25,
     "reward/total_mean": 1.5,
     "reward/source_mean/0": 4.0,
     "reward/invalid/nan": 1.0,
@@ -142,6 +158,7 @@ KNOWN = {
     "kl/ref_token_k3": K3 / 7,
     "kl/ref_sequence_k3": K3 / 2,
     "kl/coef": 0.05,
+    "kl/target_error": -0.4,
     "policy/loss": -0.2,
     "policy/approx_kl": 0.1,
     "policy/approx_kl/epoch_1": 0.0,

@@ -38,6 +38,7 @@ BASE: dict[str, Any] = {
     "reward": {"sources": [{"kind": "python", "name": "r"}]},
     "gate": {"judge": {"kind": "python", "name": "j"}},
 }
+ADAPTIVE = {"controller": "adaptive", "target": 6, "horizon": 10_000}
 Place = tuple[str | int, ...]
 
 
@@ -286,13 +287,28 @@ def test_a_missing_field_is_named_with_its_description() -> None:
         (("data",), {"prompts": "/p"}, "/data/held_out", "the judge compares answers"),
         (("gate", "judge", "name"), "r", "/gate/judge", "one of reward.sources"),
         (("checkpoints", "keep_last"), 0, "/checkpoints/keep_last", "nothing to go back to"),
+        (("kl",), {"controller": "adaptive", "horizon": 9999}, "/kl/target", "kl.target is null; set the KL"),
+        (("kl",), {"controller": "adaptive", "target": 6}, "/kl/horizon", "kl.horizon is null; set the responses"),
+        (("kl", "target"), 6.5, "/kl/target", "kl.target is 6.5 but kl.controller is fixed and takes none; set"),
+        (("kl", "horizon"), 9000, "/kl/horizon", "kl.horizon is 9000 but kl.controller is fixed and takes none; set"),
+        (("kl",), {**ADAPTIVE, "coef": 0}, "/kl/coef", "kl.coef is 0 but an adaptive coefficient is multiplied"),
+        (("kl",), {**ADAPTIVE, "horizon": 63}, "/kl/horizon", "rollout.batch_size is 64: one iteration would move"),
+        (
+            ("reward", "length_baseline"),
+            "linear",
+            "/reward/length_baseline",
+            "rollout.batch_size is 2: a slope needs at least 3 responses",
+        ),
         (("reward", "sources", 0), {"kind": "python", "name": "r", "model": "/x"}, "/reward/sources/0", "no `model`"),
         (("reward", "sources", 0), {"kind": "sequence_classifier"}, "/reward/sources/0", "takes `model`"),
         (("gate", "judge"), {"kind": "sequence_classifier", "name": "j"}, "/gate/judge", "takes `model`"),
     ],
 )
 def test_fields_that_do_not_fit_together_are_named(place: Place, value: Any, where: str, message: str) -> None:
-    (fault,) = faults_of(with_value(place, value))
+    data = with_value(place, value)
+    if "batch_size is 2" in message:
+        data |= {"rollout": {"batch_size": 2}, "update": {"minibatches": 1}}
+    (fault,) = faults_of(data)
     assert fault.pointer == where
     assert message in fault.message
 
@@ -302,6 +318,16 @@ def test_misfits_of_several_groups_are_named_at_once() -> None:
     data["data"] = {"prompts": "/p"}
     data["update"] = {"minibatches": 100}
     assert [fault.pointer for fault in faults_of(data)] == ["/update/minibatches", "/data/held_out", "/gate/judge"]
+
+
+def test_an_adaptive_controller_with_target_and_horizon_is_a_good_spec() -> None:
+    spec = parse_spec({**BASE, "kl": ADAPTIVE})
+    assert (spec.kl.target, spec.kl.horizon) == (6.0, 10_000)
+
+
+def test_an_adaptive_controller_without_either_is_told_both() -> None:
+    found = faults_of({**BASE, "kl": {"controller": "adaptive"}})
+    assert [fault.pointer for fault in found] == ["/kl/target", "/kl/horizon"]
 
 
 def test_a_long_value_is_shortened_in_the_message() -> None:
