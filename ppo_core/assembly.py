@@ -16,7 +16,7 @@ from ppo_core.errors import DataError
 from ppo_core.evaluation.held_out import HeldOut
 from ppo_core.iteration import Models
 from ppo_core.kl_controller import coef_to_start_from
-from ppo_core.models.loading import load_policy, load_reference, load_tokenizer
+from ppo_core.models.loading import load_critic, load_policy, load_reference, load_tokenizer
 from ppo_core.rollout.transformers_engine import TransformersEngine
 from ppo_core.rundir import JournalWriter, SegmentDir
 from ppo_core.score_shaping import moments_to_start_from
@@ -42,7 +42,11 @@ def assemble_trainer(
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     device = _device(spec)
     tokenizer = load_tokenizer(spec.policy.model)
-    trainer = LocalEngine(load_policy(spec.policy.model, spec.policy.value_head).to(device), spec)
+    layout = spec.update.row_layout
+    critic = load_critic(spec.policy, layout)
+    trainer = LocalEngine(
+        load_policy(spec.policy, layout, spec.seed).to(device), spec, None if critic is None else critic.to(device)
+    )
     state = TrainerState(kl_coef=spec.kl.coef)
     if checkpoint is not None:
         state = _under(spec, load_checkpoint(checkpoint, trainer), spec_of(checkpoint), journal)
@@ -57,7 +61,7 @@ def assemble_trainer(
         journal.append("note", state.iteration, {"level": "warning", "message": message})
     models = Models(
         trainer=trainer,
-        reference=load_reference(spec.policy.model).to(device),
+        reference=load_reference(spec.policy, layout).to(device),
         reward=Reward.of(spec.reward),
         engine=TransformersEngine(trainer.policy, tokenizer, spec.rollout, version=state.policy_version),
         pad_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0,

@@ -16,7 +16,7 @@ class Interrupted(Exception):
 
 
 class Control:
-    """Looks for commands of this trainer's lease token, at most every tenth of a second."""
+    """Looks for commands of this trainer's lease token: between iterations, and within one every tenth of a second."""
 
     def __init__(self, segment: SegmentDir, token: int, journal: JournalWriter) -> None:
         self._segment = segment
@@ -50,7 +50,7 @@ class Control:
         Raises:
             Interrupted: a stop or pause was asked.
         """
-        if self.wants_to_end() is not None:
+        if time.monotonic() - self._looked_at >= LOOK_EVERY_S and self.wants_to_end() is not None:
             raise Interrupted
 
     def take_checkpoint_commands(self) -> list[ControlCommand]:
@@ -67,10 +67,7 @@ class Control:
                 self._done.add(command.id)
 
     def _look(self) -> None:
-        now = time.monotonic()
-        if now - self._looked_at < LOOK_EVERY_S:
-            return
-        self._looked_at = now
+        self._looked_at = time.monotonic()
         for command in read_commands(self._segment, self._token):
             if command.id not in self._commands and command.id not in self._done:
                 self._commands[command.id] = command

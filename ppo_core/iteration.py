@@ -100,7 +100,7 @@ def run_iteration(
         scores = shape_scores(raw, rollout.response_length, rollout.truncated, progress.score_moments, spec.reward)
     with watch.phase("logprobs"):  # the trainer's own numbers, never the engine's
         old = forward_policy(models.trainer, rollout, spec, control.check)
-        ref_logprobs = forward_logprobs(models.reference, rollout, spec, control.check)
+        ref_logprobs = forward_logprobs(models.reference, rollout, old.plan, spec, control.check)
     with watch.phase("update"):
         rewards, kl_to_ref = per_token_rewards(
             scores.trained, old.logprobs, ref_logprobs, rollout.response_mask, progress.kl_coef, spec.kl.estimator

@@ -5,11 +5,14 @@ waiting show as a lower share. With N_b and N_h the weights of body and head mat
 
     forward       2 · N_b · tokens + 2 · N_h · scored tokens + 2 · L · h · d · Σ length²   (attention is causal)
     training      3 × forward, for each epoch
+    training with frozen weights (adapters)   2 × forward: their gradients are not made
     an iteration  generation (one forward with a key-value cache) + old logprobs + reference + reward models + training
 
-A shared value head adds nothing worth counting. The limit is the arithmetic over the matrix-product speed that was
-measured on this machine (`ppo_core.training.calibrate`); memory bandwidth, which may bind generation on a GPU, is
-not in it, so the true limit may be nearer than the share says. It knows neither clocks nor devices.
+A shared value head adds nothing worth counting, a separate critic a forward without head beside the old logprobs and
+its own training. Layers that are made again in the backward pass are not counted: they are a price, not a need. The
+limit is the arithmetic over the matrix-product speed that was measured on this machine (`ppo_core.training.calibrate`);
+memory bandwidth, which may bind generation on a GPU, is not in it, so the true limit may be nearer than the share says.
+It knows neither clocks nor devices.
 """
 
 from __future__ import annotations
@@ -66,6 +69,8 @@ def iteration_work(
     response_lengths: Sequence[int],
     epochs: float,
     reward_models: Sequence[ModelShape] = (),
+    critic: ModelShape | None = None,
+    frozen: bool = False,
 ) -> IterationWork:
     """The arithmetic of one iteration.
 
@@ -74,6 +79,8 @@ def iteration_work(
         prompt_lengths, response_lengths: real tokens of each row.
         epochs: passes of the update; a fraction when they ended early.
         reward_models: those that read each whole row, taken to be as long in their tokens.
+        critic: of a separate critic.
+        frozen: whether the policy's own weights stay as they are and adapters beside them are trained.
 
     Raises:
         ValueError: the two lists differ in length.
@@ -86,11 +93,12 @@ def iteration_work(
     score = Work(0.0, 0.0)
     for shape in reward_models:
         score = score + forward_work(shape, rows, 0)
+    values = forward_work(critic, rows, 0) if critic else Work(0.0, 0.0)
     return IterationWork(
         rollout=forward_work(policy, fed, num_scored),
         score=score,
-        logprobs=forward * 2,
-        update=forward * (3 * epochs),
+        logprobs=forward * 2 + values,
+        update=forward * ((2 if frozen else 3) * epochs) + values * (3 * epochs),
     )
 
 

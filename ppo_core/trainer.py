@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from safetensors.torch import save_file
 
 from ppo_core.checkpoints import TrainerState, versions, write_checkpoint
 from ppo_core.control import Control, Interrupted
 from ppo_core.data.prompts import PromptSource
 from ppo_core.diagnostics.iteration_metrics import held_out_metrics, iteration_metrics
 from ppo_core.diagnostics.limit_meter import LimitMeter
-from ppo_core.errors import DataError
+from ppo_core.errors import DataError, NonFiniteError
 from ppo_core.evaluation.gate import GateState, Verdict
 from ppo_core.evaluation.held_out import HeldOut
 from ppo_core.iteration import IterationReport, Models, Progress, run_iteration
@@ -29,9 +32,12 @@ from ppo_core.samples import held_out_records, rollout_records
 from ppo_core.score_shaping import RunningMoments
 from ppo_core.spec import RunSpec
 from ppo_core.stopwatch import Stopwatch
+from ppo_core.training.updates import SkippedStep
 
 # Longest time that a phase may take before whoever follows may call the trainer stalled.
 PHASE_DEADLINE_S = 1800.0
+# Batches of skipped steps that a segment keeps; one is enough to find most causes, and disks are finite.
+MAX_KEPT_SKIPPED = 20
 
 
 @dataclass(frozen=True)
@@ -127,6 +133,10 @@ class Trainer:
             report = run_iteration(self.models, batch, self.spec, progress, self.control, watch)
         except Interrupted:
             return self._asked_to_end()
+        except NonFiniteError as error:
+            self._keep_skipped(iteration, error.skipped)
+            raise
+        self._keep_skipped(iteration, report.update.skipped)
         num_failed = report.sampled.num_rows - report.rollout.num_rows
         self.state = self.state.after(
             iteration=iteration,
@@ -236,6 +246,21 @@ class Trainer:
         if self.spec.samples.per_iteration and iteration % self.spec.samples.every == 0:
             records = rollout_records(report, self.models, self.spec.samples.per_iteration)
             self._write_samples(iteration, "train", records)
+
+    def _keep_skipped(self, iteration: int, skipped: Sequence[SkippedStep]) -> None:
+        """Say of each skipped step where its batch lies; the first ones of a segment are kept to be looked into."""
+        for step in skipped:
+            self.segment.skipped.mkdir(exist_ok=True)
+            path = self.segment.skipped / f"iter-{iteration:06d}-epoch-{step.epoch}-step-{step.step}.safetensors"
+            kept = sum(1 for _ in self.segment.skipped.iterdir()) < MAX_KEPT_SKIPPED
+            if kept:
+                save_file({name: tensor.contiguous() for name, tensor in step.tensors.items()}, path)
+            message = (
+                f"epoch {step.epoch}, optimizer step {step.step} was skipped: policy loss {step.policy_loss:.4g}, "
+                f"value loss {step.value_loss:.4g}, gradient norm {step.grad_norm:.4g}"
+                + (f"; its batch is {path.relative_to(self.segment.path)}" if kept else "")
+            )
+            self.journal.append("note", iteration, {"level": "warning", "message": message})
 
     def _write_samples(self, iteration: int, kind: str, records: list[dict[str, Any]]) -> None:
         path = self.segment.samples / f"iter-{iteration:06d}-{kind}.jsonl"

@@ -20,6 +20,7 @@ from ppo_core.limit import limit_fraction
 from ppo_core.losses import PolicyStats, ValueStats
 from ppo_core.masked import masked_max, masked_mean, masked_quantile, masked_row_sum, masked_std
 from ppo_core.rewards import kl_penalty
+from ppo_core.training.updates import MinibatchReport
 
 Metrics = dict[str, float | None]
 
@@ -50,7 +51,7 @@ def iteration_metrics(
         "optimizer/learning_rate": _last_rate(report),
         "optimizer/value_learning_rate": _last_rate(report, value=True),
         "optimizer/steps": float(report.update.num_steps),
-        "optimizer/skipped": float(report.update.num_skipped),
+        "optimizer/skipped": float(len(report.update.skipped)),
         "optimizer/empty_minibatches": float(report.update.num_empty),
         "data/prompts_trained": float(state.prompts_trained),
         "data/prompts_filtered": float(prompts.num_filtered(state.cursor)),
@@ -117,11 +118,11 @@ def _kl(report: IterationReport) -> Metrics:
 
 
 def _policy(report: IterationReport) -> Metrics:
-    every = report.update.minibatches
-    first = every[0].policy if every else None
-    whole = _joined([each.policy for each in every])
+    applied = _applied(report.update.minibatches)
+    first = report.update.minibatches[0].policy if report.update.minibatches else None
+    whole = _joined([each.policy for each in applied])
     metrics: Metrics = {
-        "policy/loss": _over_steps([each.policy_loss for each in every]),
+        "policy/loss": _over_steps([each.policy_loss for each in applied]),
         "policy/approx_kl": float(whole.approx_kl) if whole else None,
         "policy/clip_fraction": float(whole.clip_fraction) if whole else None,
         "policy/clip_fraction_active": float(whole.clip_fraction_active) if whole else None,
@@ -131,11 +132,11 @@ def _policy(report: IterationReport) -> Metrics:
         "policy/first_minibatch_ratio": float(first.ratio_mean) if first else None,
         "policy/first_minibatch_ratio_max_dev": float(first.max_ratio_deviation) if first else None,
         "policy/first_minibatch_clip_fraction": float(first.clip_fraction) if first else None,
-        "policy/entropy": _by_tokens([(each.entropy, each.num_tokens) for each in every]),
-        "policy/grad_norm": _over_steps([each.grad_norm for each in every if each.applied]),
+        "policy/entropy": _by_tokens([(each.entropy, each.num_tokens) for each in applied]),
+        "policy/grad_norm": _over_steps([each.grad_norm for each in applied]),
     }
     for number, epoch in enumerate(report.update.epochs, start=1):
-        stats = _joined([each.policy for each in epoch])
+        stats = _joined([each.policy for each in _applied(epoch)])
         metrics[f"policy/approx_kl/epoch_{number}"] = float(stats.approx_kl) if stats else None
         metrics[f"policy/clip_fraction/epoch_{number}"] = float(stats.clip_fraction) if stats else None
     return metrics
@@ -143,18 +144,20 @@ def _policy(report: IterationReport) -> Metrics:
 
 def _value(report: IterationReport) -> Metrics:
     mask = report.rollout.response_mask
-    every = report.update.minibatches
-    whole: ValueStats | None = functools.reduce(lambda a, b: a + b, (each.value for each in every)) if every else None
+    applied = _applied(report.update.minibatches)
+    whole: ValueStats | None = (
+        functools.reduce(lambda a, b: a + b, (each.value for each in applied)) if applied else None
+    )
     # With lambda = 1 the advantage is the plain return minus the value, so the "returns" are the plain returns.
     _, plain_returns = gae(report.rewards, report.old.values, mask, report.gamma, 1.0)
     return {
-        "value/loss": _over_steps([each.value_loss for each in every]),
+        "value/loss": _over_steps([each.value_loss for each in applied]),
         "value/clip_fraction": float(whole.clip_fraction) if whole else None,
         "value/explained_variance": explained_variance(report.old.values, report.returns, mask),
         "value/explained_variance_return": explained_variance(report.old.values, plain_returns, mask),
         "value/mean": float(masked_mean(report.old.values, mask)),
         "value/return_mean": float(masked_mean(report.returns, mask)),
-        "value/grad_norm": _over_steps([each.value_grad_norm for each in every if each.applied]),
+        "value/grad_norm": _over_steps([each.value_grad_norm for each in applied]),
         "advantage/mean": float(masked_mean(report.advantages, mask)),
         "advantage/std": float(masked_std(report.advantages, mask)),
     }
@@ -212,10 +215,15 @@ def _peak_gib() -> float:
 
 
 def _last_rate(report: IterationReport, value: bool = False) -> float | None:
-    applied = [each for each in report.update.minibatches if each.applied]
+    applied = _applied(report.update.minibatches)
     if not applied:
         return None
     return applied[-1].value_learning_rate if value else applied[-1].learning_rate
+
+
+def _applied(minibatches: Sequence[MinibatchReport]) -> list[MinibatchReport]:
+    """Those that were a step: a skipped one is counted, and its NaN would hide what the others say."""
+    return [each for each in minibatches if each.applied]
 
 
 def _joined(stats: Sequence[PolicyStats]) -> PolicyStats | None:

@@ -1,4 +1,4 @@
-"""From a folder or hub id to networks that are ready: float32, no dropout, never code from the model's folder."""
+"""From a folder to networks that are ready: in the spec's precision, no dropout, never code from the model's folder."""
 
 from __future__ import annotations
 
@@ -7,28 +7,66 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer
 
 from ppo_core.errors import DataError
-from ppo_core.models.policy import PolicyModel, ValueHeadKind
+from ppo_core.models.adapters import add_adapters
+from ppo_core.models.critic import CriticModel
+from ppo_core.models.policy import PolicyModel
+from ppo_core.models.trunk import RowLayout
+from ppo_core.spec.groups import PolicyConfig
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-def load_policy(path: str | Path, value_head: ValueHeadKind = "shared") -> PolicyModel:
-    """The trained policy of a run, in evaluation mode; every weight has a gradient.
+def load_policy(config: PolicyConfig, layout: RowLayout = "padded", seed: int = 0) -> PolicyModel:
+    """The trained policy of a run, in evaluation mode. What is trained has a gradient: all of it, or its adapters.
+
+    Args:
+        config: the spec's.
+        layout: how rows are laid out in every pass.
+        seed: the run's; adapters start from a stream of it.
 
     Raises:
         DataError: the model cannot be loaded, or is of a kind that cannot be trained here.
     """
-    return PolicyModel(load_causal_lm(path), value_head).eval()
+    model = load_causal_lm(config.model, DTYPES[config.dtype])
+    if config.lora is not None:
+        add_adapters(model, config.lora, seed)
+    return PolicyModel(model, config.value_head, layout, config.gradient_checkpointing).eval()
 
 
-def load_reference(path: str | Path) -> PolicyModel:
-    """The frozen reference: the policy's starting weights, without gradient. Its value head means nothing.
+def load_reference(config: PolicyConfig, layout: RowLayout = "padded") -> PolicyModel:
+    """The frozen reference: the policy as it starts, without gradient. Adapters start as if they were not there.
 
     Raises:
         DataError: as `load_policy`.
     """
-    return PolicyModel(load_causal_lm(path)).eval().requires_grad_(False)
+    model = load_causal_lm(config.model, DTYPES[config.dtype])
+    return PolicyModel(model, "separate", layout).eval().requires_grad_(False)
+
+
+def load_critic(config: PolicyConfig, layout: RowLayout = "padded") -> CriticModel | None:
+    """The separate critic, every weight with a gradient, in evaluation mode; None where the value head is shared.
+
+    It starts from the body of `critic_model`, or of the policy's own model where that is null.
+
+    Raises:
+        DataError: it cannot be loaded, reads other tokens than the policy, or looks ahead.
+    """
+    if config.value_head != "separate":
+        return None
+    path = config.critic_model or config.model
+    body = _load(AutoModel, "critic", path, DTYPES[config.dtype])
+    if config.critic_model is not None:
+        theirs, ours = load_tokenizer(path).get_vocab(), load_tokenizer(config.model).get_vocab()
+        if theirs != ours:
+            raise DataError(
+                f"the tokenizers of policy.critic_model {path!r} ({len(theirs)} tokens) and policy.model "
+                f"{config.model!r} ({len(ours)} tokens) differ, so an id means another text to each",
+                hint="Give a critic of the policy's own tokenizer, or null to start from the policy's model.",
+            )
+    return CriticModel(body, layout, config.gradient_checkpointing).eval()
 
 
 def load_tokenizer(path: str | Path) -> Any:
@@ -43,25 +81,29 @@ def load_tokenizer(path: str | Path) -> Any:
         raise DataError(f"no tokenizer can be loaded from {str(path)!r}: {_first_line(error)}") from error
 
 
-def load_causal_lm(path: str | Path) -> Any:
-    """A Hugging Face causal language model in float32, its dropout off everywhere.
+def load_causal_lm(path: str | Path, dtype: torch.dtype = torch.float32) -> Any:
+    """A Hugging Face causal language model, its dropout off everywhere.
 
     Raises:
         DataError: it cannot be loaded.
     """
+    return _load(AutoModelForCausalLM, "causal language model", path, dtype)
+
+
+def _load(kind: Any, what: str, path: str | Path, dtype: torch.dtype) -> Any:
     try:
         config = AutoConfig.from_pretrained(str(path), trust_remote_code=False)
         switch_off_dropout(config)
         try:
-            model = _from_pretrained(path, config, "sdpa")
+            model = _from_pretrained(kind, path, config, dtype, "sdpa")
         except ValueError as error:
             if "scaled_dot_product_attention" not in str(error):
                 raise
             # The family has no fused kernel; its own attention is slower and otherwise the same.
-            model = _from_pretrained(path, config, "eager")
+            model = _from_pretrained(kind, path, config, dtype, "eager")
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise DataError(
-            f"no causal language model can be loaded from {str(path)!r}: {_first_line(error)}",
+            f"no {what} can be loaded from {str(path)!r}: {_first_line(error)}",
             hint="Give a folder with config.json and .safetensors weights of a causal language model.",
         ) from error
     switch_off_dropout_modules(model)
@@ -88,11 +130,11 @@ def switch_off_dropout_modules(model: nn.Module) -> None:
             module.p = 0.0
 
 
-def _from_pretrained(path: str | Path, config: Any, attention: str) -> Any:
-    loaded: Any = AutoModelForCausalLM.from_pretrained(
+def _from_pretrained(kind: Any, path: str | Path, config: Any, dtype: torch.dtype, attention: str) -> Any:
+    loaded: Any = kind.from_pretrained(
         str(path),
         config=config,
-        dtype=torch.float32,
+        dtype=dtype,
         attn_implementation=attention,
         trust_remote_code=False,
         use_safetensors=True,

@@ -17,7 +17,8 @@ from transformers import DynamicCache
 
 from ppo_core.alignment import gathered_logprobs
 from ppo_core.errors import DataError, RolloutError, WeightSyncError
-from ppo_core.models.policy import PolicyModel, position_ids
+from ppo_core.models.policy import PolicyModel
+from ppo_core.models.trunk import position_ids
 from ppo_core.rollout.engine import Response, SyncReport
 from ppo_core.rollout.sampling import sample_tokens, uniform_draws
 from ppo_core.rollout.weights import same_storage, weights_digest
@@ -27,8 +28,9 @@ LOG = logging.getLogger(__name__)
 
 # Finished rows leave once they are this share of the batch: earlier, copying the cache costs more than they do.
 DROP_SHARE = 0.125
-# Float32 by two routes, cached steps and one pass; wrong positions or old weights are off by far more.
-PROBE_TOLERANCE = 1e-3
+# Nats, by two routes, cached steps and one pass; wrong positions or other weights are off by far more. The digest sees
+# every bit, so the wide one of bfloat16, which keeps 8 bits of a logit, hides no stale weight.
+PROBE_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 PROBE_LENGTHS = (3, 8)
 
 
@@ -97,10 +99,11 @@ class TransformersEngine:
         if held != sent:
             raise WeightSyncError(f"version {version}: sent weights of digest {sent}, the engine holds {held}")
         gap = self._probe_gap(policy)
-        if not gap <= PROBE_TOLERANCE:
+        allowed = PROBE_TOLERANCE[policy.model.dtype]
+        if not gap <= allowed:
             raise WeightSyncError(
                 f"version {version}, digest {held}: the engine's logprobs of the probe differ from the trainer's by "
-                f"{gap:.3g} nats, allowed are {PROBE_TOLERANCE}"
+                f"{gap:.3g} nats, allowed are {allowed}"
             )
         self._version = version
         return SyncReport(version, held, sum(1 for _ in policy.model.parameters()), gap)

@@ -47,6 +47,11 @@ class SegmentDir:
         return self.path / "samples"
 
     @property
+    def skipped(self) -> Path:
+        """Batches of optimizer steps that were skipped since they were not finite."""
+        return self.path / "skipped"
+
+    @property
     def logs(self) -> Path:
         return self.path / "logs"
 

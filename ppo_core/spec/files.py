@@ -35,8 +35,9 @@ def check_files(spec: RunSpec, roots: Sequence[Path] | None = None) -> list[Faul
         else:
             faults.extend(_model_folder(pointer, Path(text)))
     faults.extend(_functions(spec))
-    if not any(fault.pointer == "/policy/model" for fault in faults):
-        faults.extend(_context(spec))
+    for pointer, model in (("/policy/model", spec.policy.model), ("/policy/critic_model", spec.policy.critic_model)):
+        if model is not None and not any(fault.pointer == pointer for fault in faults):
+            faults.extend(_context(spec, model))
     faults.extend(_enough_prompts(spec, faults))
     return faults
 
@@ -165,14 +166,14 @@ def _num_prompts(path: Path) -> int:
         return sum(1 for line in lines if line.strip())
 
 
-def _context(spec: RunSpec) -> Iterator[Fault]:
-    context = context_length(model_config(spec.policy.model))
+def _context(spec: RunSpec, model: str) -> Iterator[Fault]:
+    context = context_length(model_config(model))
     needed = spec.data.max_prompt_tokens + spec.rollout.max_new_tokens
     if context is not None and needed > context:
         yield Fault(
             "/rollout/max_new_tokens",
             f"data.max_prompt_tokens {spec.data.max_prompt_tokens} + rollout.max_new_tokens "
-            f"{spec.rollout.max_new_tokens} = {needed} exceed the model's context of {context}; lower one of them",
+            f"{spec.rollout.max_new_tokens} = {needed} exceed the context of {context} of {model!r}; lower one of them",
         )
 
 

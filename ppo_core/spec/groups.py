@@ -48,23 +48,50 @@ class Group(BaseModel):
 PathText = Annotated[str, Field(min_length=1, max_length=1024, pattern=r"^[^\x00-\x1f]+$")]
 
 
+class LoRAConfig(Group):
+    """Low-rank adapters beside every linear map of the policy's trunk; the weights themselves stay as they are."""
+
+    rank: int = setting(16, "fork", "Rank of each adapter.", ge=1, le=1024)
+    alpha: int = setting(32, "fork", "The adapters' product is multiplied by alpha / rank.", ge=1, le=4096)
+
+
 class PolicyConfig(Group):
     """The model that is trained, and where its value estimate comes from."""
 
     model: PathText = setting(
         ..., "fork", "Causal language model to start from: a folder in Hugging Face form.", path=True
     )
-    dtype: Literal["float32"] = setting("float32", "fork", "Precision of weights and passes.")
-    value_head: Literal["shared", "shared_detached"] = setting(
+    dtype: Literal["float32", "bfloat16"] = setting(
+        "float32",
+        "fork",
+        "Precision of weights and passes. With `bfloat16` the optimizer keeps float32 masters, and the microbatches "
+        "of the old-logprob pass are kept for the whole update.",
+    )
+    value_head: Literal["shared", "shared_detached", "separate"] = setting(
         "shared",
         "fork",
-        "Value head on the policy's trunk: `shared` lets the value loss train the trunk, `shared_detached` does not.",
+        "Where values come from: a head on the policy's trunk, whose loss trains the trunk (`shared`) or not "
+        "(`shared_detached`), or a critic model of its own (`separate`).",
     )
-    critic_model: None = setting(None, "fork", "Model of a separate critic; only null: the value head is shared.")
-    lora: None = setting(None, "fork", "Low-rank adapters; only null: all weights are trained.")
-    gradient_checkpointing: Literal[False] = setting(
-        False, "rollback", "Trade time for memory in the update; only false."
+    critic_model: PathText | None = setting(
+        None,
+        "fork",
+        "Model that a separate critic starts from, of the policy's tokenizer; null: the policy's own.",
+        path=True,
     )
+    lora: LoRAConfig | None = setting(
+        None, "fork", "Train low-rank adapters (and the value head or critic) only; null: all weights are trained."
+    )
+    gradient_checkpointing: bool = setting(
+        False, "rollback", "Make layers again in the backward pass instead of keeping them: less memory, more time."
+    )
+
+    @model_validator(mode="after")
+    def _critic_is_used(self) -> Self:
+        if self.critic_model is not None and self.value_head != "separate":
+            message = f"critic_model is given but value_head is {self.value_head!r}; set value_head to 'separate'"
+            raise Misfits([("/critic_model", message)])
+        return self
 
 
 class DataConfig(Group):
@@ -242,7 +269,7 @@ class UpdateConfig(Group):
     max_grad_norm: float = setting(1.0, "rollback", "The joint gradient norm is clipped to this.", gt=0, le=1e6)
     learning_rate: float = setting(1.0e-5, "rollback", "AdamW's rate for the policy.", gt=0, le=1)
     value_learning_rate: float | None = setting(
-        None, "rollback", "AdamW's rate for the value head; null: the policy's.", gt=0, le=1
+        None, "rollback", "AdamW's rate for the value head or critic; null: the policy's.", gt=0, le=1
     )
     lr_schedule: Literal["constant", "linear", "cosine"] = setting(
         "constant", "rollback", "After warm-up: constant, or falling to zero at the last step."
@@ -253,15 +280,22 @@ class UpdateConfig(Group):
     token_budget: int = setting(
         4096,
         "rollback",
-        "Most tokens, padding included, of one microbatch; a longer row stands alone.",
+        "Most tokens of one microbatch, padding included where there is any; a longer row stands alone.",
         ge=1,
         le=4_194_304,
+    )
+    pack_rows: bool = setting(
+        False, "rollback", "Lay the rows of a microbatch end to end instead of padding them; needs a kernel that can."
     )
     target_kl: float | None = setting(
         None, "rollback", "The epochs end early once a minibatch's approx KL exceeds this.", gt=0, le=100
     )
     critic_warmup_iterations: int = setting(
-        0, "rollback", "First iterations in which only the value head learns.", ge=0, le=1_000_000
+        0,
+        "rollback",
+        "First iterations in which only the value head, or the separate critic, learns.",
+        ge=0,
+        le=1_000_000,
     )
     ratio_tolerance: float = setting(
         0.005, "rollback", "Largest |ratio - 1| before the first optimizer step of an iteration.", gt=0, le=1
@@ -269,6 +303,11 @@ class UpdateConfig(Group):
     max_skipped_steps: int = setting(
         5, "rollback", "Non-finite steps in a row after which the run fails.", ge=1, le=1000
     )
+
+    @property
+    def row_layout(self) -> Literal["padded", "packed"]:
+        """How the rows of a microbatch lie in every pass."""
+        return "packed" if self.pack_rows else "padded"
 
 
 class TrainingConfig(Group):

@@ -205,6 +205,8 @@ def resolve_paths(data: Mapping[str, Any], base: Path) -> dict[str, Any]:
 def spec_paths(spec: RunSpec) -> Iterator[tuple[str, str]]:
     """(pointer, text) of every field of a checked spec that names a file, a folder or a hub id."""
     yield "/policy/model", spec.policy.model
+    if spec.policy.critic_model is not None:
+        yield "/policy/critic_model", spec.policy.critic_model
     yield "/data/prompts", spec.data.prompts
     if spec.data.held_out is not None:
         yield "/data/held_out", spec.data.held_out
@@ -226,6 +228,7 @@ def _path_places(data: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
         return found if isinstance(found, dict) else {}
 
     yield group("policy"), "model"
+    yield group("policy"), "critic_model"
     yield group("data"), "prompts"
     yield group("data"), "held_out"
     sources = group("reward").get("sources")

@@ -20,11 +20,13 @@ class PassSettings:
     dropout: float
     training_mode: bool
     dtype: str
+    layout: str
 
 
 @dataclass(frozen=True)
 class StepReport:
-    """One call of the optimizer. Norms are those before clipping: the joint one, and the value head's own."""
+    """One optimizer step. Norms are those before clipping: the policy's, a shared value head included, and that of the
+    value head or critic by itself."""
 
     grad_norm: float
     value_grad_norm: float
@@ -34,7 +36,7 @@ class StepReport:
 
 
 class TrainEngine(Protocol):
-    """One trained policy with its value head and optimizer."""
+    """One trained policy with its value head or critic, and their optimizers."""
 
     @property
     def policy(self) -> PolicyModel: ...
@@ -46,14 +48,14 @@ class TrainEngine(Protocol):
 
     def pass_settings(self) -> PassSettings: ...
 
-    def forward(self, batch: Microbatch, *, entropy: EntropyUse, detach_trunk: bool = False) -> PolicyOutput:
-        """What the policy says of one microbatch. `detach_trunk`: only the value head gets a gradient."""
+    def forward(self, batch: Microbatch, *, entropy: EntropyUse, freeze_policy: bool = False) -> PolicyOutput:
+        """What is said of one microbatch. `freeze_policy`: only the value head or critic gets a gradient."""
         ...
 
     def backward(self, loss: Tensor) -> None: ...
 
     def step(self) -> StepReport:
-        """Clip, step and clear the gradients; a non-finite gradient norm clears them without a step."""
+        """Clip, step and clear the gradients; a non-finite gradient norm clears all of them without any step."""
         ...
 
     def discard_gradients(self) -> None: ...

@@ -1,41 +1,51 @@
-"""The reference engine: one process, plain torch, AdamW. What other engines compute must equal this."""
+"""The reference engine: one process, plain torch. What other engines compute must equal this."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from ppo_core.errors import CheckpointError
+from ppo_core.models.critic import CriticModel
 from ppo_core.models.logits_head import EntropyUse
 from ppo_core.models.policy import PolicyModel, PolicyOutput
 from ppo_core.spec import RunSpec
 from ppo_core.training.engine import PassSettings, StepReport
 from ppo_core.training.microbatches import Microbatch
+from ppo_core.training.optimizer import MOMENTS, ClippedAdamW, MasterWeights
 from ppo_core.training.schedule import learning_rate_factor
 
-MOMENTS = ("exp_avg", "exp_avg_sq")
+CRITIC = "critic."  # before the names of a separate critic's weights
 
 
 class LocalEngine:
-    """Trains `policy` (trunk, language-model head and value head) in this process.
+    """Trains `policy`, and `critic` where values come from a separate one, in this process.
 
-    AdamW with its customary moments' decay and no weight decay: the KL penalty is what holds the policy back. One
-    joint gradient norm over policy and value head is clipped.
+    Policy and shared value head have one optimizer and one joint gradient norm, a separate critic has its own.
     """
 
-    def __init__(self, policy: PolicyModel, spec: RunSpec) -> None:
-        self._policy = policy
-        self._spec = spec
+    def __init__(self, policy: PolicyModel, spec: RunSpec, critic: CriticModel | None = None) -> None:
+        self._policy, self._critic, self._spec = policy, critic, spec
         self._num_steps = 0
-        head = list(policy.value_head.parameters())
-        trunk = [parameter for parameter in policy.parameters() if not any(parameter is own for own in head)]
+        named = list(policy.named_parameters())
+        if critic is not None:
+            named += [(CRITIC + name, parameter) for name, parameter in critic.named_parameters()]
+        self._masters = MasterWeights(named)
+        masters = self._masters.by_name
         update = spec.update
-        self._base_rates = (update.learning_rate, update.value_learning_rate or update.learning_rate)
-        self._optimizer = torch.optim.AdamW(
-            [{"params": trunk}, {"params": head}], lr=update.learning_rate, weight_decay=0.0, fused=True
+        rate, value_rate = update.learning_rate, update.value_learning_rate or update.learning_rate
+        heads = [master for name, master in masters.items() if name.startswith("value_head.")]
+        critics = [master for name, master in masters.items() if name.startswith(CRITIC)]
+        value_side = {id(master) for master in (*heads, *critics)}
+        trunk = [master for master in masters.values() if id(master) not in value_side]
+        self._value_weights = critics or heads
+        self._policy_optimizer = ClippedAdamW(
+            [(trunk, rate), *([(heads, value_rate)] if heads else [])], update.max_grad_norm
         )
+        self._critic_optimizer = ClippedAdamW([(critics, value_rate)], update.max_grad_norm) if critics else None
 
     @property
     def policy(self) -> PolicyModel:
@@ -51,46 +61,51 @@ class LocalEngine:
             attention_kernel=str(getattr(self._policy.model.config, "_attn_implementation", "unknown")),
             dropout=max((module.p for module in modules if isinstance(module, nn.Dropout)), default=0.0),
             training_mode=any(module.training for module in modules),
-            dtype=str(next(self._policy.parameters()).dtype),
+            dtype=str(self._policy.model.dtype),
+            layout=self._policy.trunk.layout,
         )
 
-    def forward(self, batch: Microbatch, *, entropy: EntropyUse, detach_trunk: bool = False) -> PolicyOutput:
-        return self._policy.predict(
+    def forward(self, batch: Microbatch, *, entropy: EntropyUse, freeze_policy: bool = False) -> PolicyOutput:
+        output = self._policy.predict(
             batch.input_ids,
             batch.attention_mask,
             batch.mask,
             temperature=self._spec.rollout.temperature,
             entropy=entropy,
-            detach_trunk=detach_trunk,
+            freeze_policy=freeze_policy,
         )
+        if self._critic is None:
+            return output
+        return replace(output, values=self._critic.values(batch.input_ids, batch.attention_mask, batch.mask))
 
     def backward(self, loss: Tensor) -> None:
         loss.backward()  # type: ignore[no-untyped-call]
 
     def step(self) -> StepReport:
+        value_norm = _norm(self._value_weights)
+        norms = [optimizer.clip() for optimizer in self._optimizers]
+        applied = all(map(math.isfinite, norms))
         factor = learning_rate_factor(self._num_steps, self._spec.num_optimizer_steps, self._spec.update)
-        rates = [rate * factor for rate in self._base_rates]
-        for group, rate in zip(self._optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate
-        value_grads = [own.grad for own in self._policy.value_head.parameters() if own.grad is not None]
-        value_norm = float(nn.utils.get_total_norm(value_grads))
-        norm = float(nn.utils.clip_grad_norm_(self._policy.parameters(), self._spec.update.max_grad_norm))
-        applied = math.isfinite(norm)
+        rates = []
         if applied:
-            self._optimizer.step()
+            for optimizer in self._optimizers:
+                rates += optimizer.step(factor)
+            self._masters.publish()
             self._num_steps += 1
         self.discard_gradients()
-        return StepReport(norm, value_norm, applied, rates[0], rates[1])
+        return StepReport(norms[0], value_norm, applied, *(rates or [math.nan, math.nan]))
 
     def discard_gradients(self) -> None:
-        self._optimizer.zero_grad(set_to_none=True)
+        for optimizer in self._optimizers:
+            optimizer.clear()
 
     def export_state(self) -> dict[str, Tensor]:
         tensors = {}
-        for name, parameter in self._policy.named_parameters():
-            tensors[f"master/{name}"] = parameter.detach()
-            state = self._optimizer.state.get(parameter, {})
-            tensors.update({f"{key}/{name}": state[key] for key in ("step", *MOMENTS) if key in state})
+        for name, master in self._masters.by_name.items():
+            tensors[f"master/{name}"] = master.detach()
+            tensors.update(
+                {f"{key}/{name}": tensor for key, tensor in self._optimizer_of(name).moments(master).items()}
+            )
         return tensors
 
     def load_state(self, tensors: dict[str, Tensor], num_steps: int) -> None:
@@ -99,23 +114,37 @@ class LocalEngine:
         Raises:
             CheckpointError: a parameter is missing or has another shape; nothing has changed then.
         """
-        parameters = dict(self._policy.named_parameters())
-        known = {f"{kind}/{name}" for kind in ("master", "step", *MOMENTS) for name in parameters}
-        for name, parameter in parameters.items():
+        masters = self._masters.by_name
+        known = {f"{kind}/{name}" for kind in ("master", "step", *MOMENTS) for name in masters}
+        for name, master in masters.items():
             saved = tensors.get(f"master/{name}")
             if saved is None:
                 raise CheckpointError(f"the checkpoint has no weights for {name}")
-            if saved.shape != parameter.shape:
+            if saved.shape != master.shape:
                 raise CheckpointError(
-                    f"{name} has shape {list(saved.shape)} in the checkpoint, {list(parameter.shape)} in the model"
+                    f"{name} has shape {list(saved.shape)} in the checkpoint, {list(master.shape)} in the model"
                 )
         if unknown := sorted(set(tensors) - known):
             raise CheckpointError(f"the checkpoint holds {unknown[0]}, which this model does not have")
-        self._optimizer.state.clear()
-        with torch.no_grad():
-            for name, parameter in parameters.items():
-                parameter.copy_(tensors[f"master/{name}"])
-                if f"exp_avg/{name}" in tensors:
-                    moments = {key: tensors[f"{key}/{name}"].clone() for key in ("step", *MOMENTS)}
-                    self._optimizer.state[parameter] = moments
+        for name, master in masters.items():
+            with torch.no_grad():
+                master.copy_(tensors[f"master/{name}"])
+            moments = {key: tensors[f"{key}/{name}"] for key in ("step", *MOMENTS) if f"{key}/{name}" in tensors}
+            self._optimizer_of(name).take_moments(master, moments)
+        self._masters.publish()
         self._num_steps = num_steps
+
+    @property
+    def _optimizers(self) -> list[ClippedAdamW]:
+        return [self._policy_optimizer] + ([self._critic_optimizer] if self._critic_optimizer else [])
+
+    def _optimizer_of(self, name: str) -> ClippedAdamW:
+        if name.startswith(CRITIC):
+            assert self._critic_optimizer is not None  # It exists with the critic's weights.
+            return self._critic_optimizer
+        return self._policy_optimizer
+
+
+def _norm(weights: list[Tensor]) -> float:
+    """Joint norm of the gradients that there are."""
+    return float(nn.utils.get_total_norm([weight.grad for weight in weights if weight.grad is not None]))

@@ -1,12 +1,18 @@
-"""How rows are dealt out: minibatches (optimizer steps) by a seeded permutation, microbatches by a token budget."""
+"""How rows are dealt out: minibatches (optimizer steps) by a seeded permutation, microbatches by a token budget.
+
+In float32 the rows of each epoch are permuted and dealt out anew. In bfloat16 the same weights and tokens give other
+logprobs in a batch of another shape, so there the microbatches of the old-logprob pass are kept, and permuted whole.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from ppo_core.models.trunk import RowLayout
 from ppo_core.rollout.batch import Rollout
 from ppo_core.seeds import generator
 
@@ -35,8 +41,16 @@ def minibatch_rows(num_rows: int, num_minibatches: int, seed: int, iteration: in
     return list(torch.tensor_split(order, num_minibatches))
 
 
-def microbatches(rollout: Rollout, rows: Tensor, token_budget: int) -> list[Microbatch]:
-    """Deal `rows` out into microbatches of at most `token_budget` tokens, padding included.
+def minibatches_of_microbatches(
+    plan: Sequence[Microbatch], num_minibatches: int, seed: int, iteration: int, epoch: int
+) -> list[list[Microbatch]]:
+    """Every microbatch once, in a seeded order, in `num_minibatches` parts whose sizes differ by at most one."""
+    order = minibatch_rows(len(plan), num_minibatches, seed, iteration, epoch)
+    return [[plan[place] for place in places.tolist()] for places in order]
+
+
+def microbatches(rollout: Rollout, rows: Tensor, token_budget: int, layout: RowLayout = "padded") -> list[Microbatch]:
+    """Deal `rows` out into microbatches of at most `token_budget` tokens, padding included where the layout pads.
 
     Longest rows come first, so that rows of like length share a microbatch and little is padded, and the peak of
     memory comes at once. A row longer than the budget stands alone.
@@ -47,7 +61,11 @@ def microbatches(rollout: Rollout, rows: Tensor, token_budget: int) -> list[Micr
     start = 0
     while start < len(by_length):
         longest = int(rollout.lengths[by_length[start]])
-        some = by_length[start : start + max(1, token_budget // longest)]
+        if layout == "packed":
+            fit = int((rollout.lengths[by_length[start:]].cumsum(0) <= token_budget).count_nonzero())
+        else:
+            fit = token_budget // longest
+        some = by_length[start : start + max(1, fit)]
         found.append(
             Microbatch(
                 rows=some,
@@ -58,3 +76,18 @@ def microbatches(rollout: Rollout, rows: Tensor, token_budget: int) -> list[Micr
         )
         start += len(some)
     return found
+
+
+def at_least(
+    num_parts: int, rollout: Rollout, token_budget: int, layout: RowLayout = "padded"
+) -> tuple[Microbatch, ...]:
+    """Microbatches of all rows, as many as `num_parts` or more if there are rows enough: the budget is halved till so.
+
+    A plan that is kept for the update needs one for every optimizer step.
+    """
+    rows = torch.arange(rollout.num_rows)
+    found = microbatches(rollout, rows, token_budget, layout)
+    while len(found) < min(num_parts, rollout.num_rows):
+        token_budget //= 2
+        found = microbatches(rollout, rows, token_budget, layout)
+    return tuple(found)

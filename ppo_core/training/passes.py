@@ -12,7 +12,7 @@ from ppo_core.models.policy import PolicyModel
 from ppo_core.rollout.batch import Rollout
 from ppo_core.spec import RunSpec
 from ppo_core.training.engine import PassSettings, TrainEngine
-from ppo_core.training.microbatches import microbatches
+from ppo_core.training.microbatches import Microbatch, at_least
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,7 @@ class OldPass:
 
     logprobs: Tensor
     values: Tensor
+    plan: tuple[Microbatch, ...]
     settings: PassSettings
 
 
@@ -29,20 +30,26 @@ def forward_policy(trainer: TrainEngine, rollout: Rollout, spec: RunSpec, check:
     """Old logprobs and values, with the update's own microbatch rule, kernel, precision and mode."""
     logprobs = torch.zeros(rollout.response_mask.shape)
     values = torch.zeros_like(logprobs)
-    for batch in microbatches(rollout, torch.arange(rollout.num_rows), spec.update.token_budget):
+    plan = at_least(spec.update.minibatches, rollout, spec.update.token_budget, spec.update.row_layout)
+    for batch in plan:
         check()
         output = trainer.forward(batch, entropy="none")
         width = batch.mask.shape[1]
         logprobs[batch.rows, :width] = output.logprobs
         values[batch.rows, :width] = output.values
-    return OldPass(logprobs, values, trainer.pass_settings())
+    return OldPass(logprobs, values, plan, trainer.pass_settings())
 
 
 @torch.no_grad()
-def forward_logprobs(reference: PolicyModel, rollout: Rollout, spec: RunSpec, check: Callable[[], None]) -> Tensor:
-    """The reference's logprobs [B, T] of the sampled tokens, at the sampling temperature, 0 where masked."""
+def forward_logprobs(
+    reference: PolicyModel, rollout: Rollout, plan: tuple[Microbatch, ...], spec: RunSpec, check: Callable[[], None]
+) -> Tensor:
+    """The reference's logprobs [B, T] of the sampled tokens, at the sampling temperature, 0 where masked.
+
+    In the old pass's own microbatches: where both are the same model, their KL is 0 to the last bit.
+    """
     logprobs = torch.zeros(rollout.response_mask.shape)
-    for batch in microbatches(rollout, torch.arange(rollout.num_rows), spec.update.token_budget):
+    for batch in plan:
         check()
         logprobs[batch.rows, : batch.mask.shape[1]] = reference.logprobs(
             batch.input_ids, batch.attention_mask, batch.mask, temperature=spec.rollout.temperature

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from torch import Tensor
+from torch import Tensor, cat
 
 from ppo_core.errors import NonFiniteError, RatioError
 from ppo_core.losses import PolicyStats, ValueStats, policy_loss, value_loss
@@ -13,7 +13,12 @@ from ppo_core.masked import masked_sum
 from ppo_core.rollout.batch import Rollout
 from ppo_core.spec import RunSpec
 from ppo_core.training.engine import PassSettings, TrainEngine
-from ppo_core.training.microbatches import microbatches, minibatch_rows
+from ppo_core.training.microbatches import (
+    Microbatch,
+    microbatches,
+    minibatch_rows,
+    minibatches_of_microbatches,
+)
 from ppo_core.training.passes import OldPass
 
 
@@ -48,12 +53,28 @@ class MinibatchReport:
 
 
 @dataclass(frozen=True)
+class SkippedStep:
+    """A minibatch whose loss or gradient was not finite, with all that is needed to compute it again.
+
+    `epoch` and `step` count from 1. `tensors` are input_ids, attention_mask [b, L] and response_mask, old_logprobs,
+    old_values, advantages, returns [b, T].
+    """
+
+    epoch: int
+    step: int
+    policy_loss: float
+    value_loss: float
+    grad_norm: float
+    tensors: dict[str, Tensor]
+
+
+@dataclass(frozen=True)
 class UpdateReport:
     """The whole update: its minibatches by epoch, in order. Those without a real token are only counted."""
 
     epochs: tuple[tuple[MinibatchReport, ...], ...]
     num_steps: int
-    num_skipped: int
+    skipped: tuple[SkippedStep, ...]
     num_empty: int
     skipped_in_a_row: int
     stopped_at_target_kl: bool
@@ -76,17 +97,17 @@ def run_updates(
         NonFiniteError: `update.max_skipped_steps` steps in a row had a non-finite loss or gradient.
     """
     epochs: list[tuple[MinibatchReport, ...]] = []
-    num_steps = num_skipped = num_empty = 0
+    skipped: list[SkippedStep] = []
+    num_steps = num_empty = 0
     checked = early = False
     for epoch in range(spec.update.epochs):
         reports: list[MinibatchReport] = []
-        parts = minibatch_rows(batch.rollout.num_rows, spec.update.minibatches, spec.seed, iteration, epoch)
-        for rows in parts:
-            num_tokens = float(batch.rollout.response_mask[rows].count_nonzero())
+        for step, parts in enumerate(_minibatches(batch, spec, iteration, epoch), start=1):
+            num_tokens = float(sum(int(part.mask.count_nonzero()) for part in parts))
             if num_tokens == 0:
                 num_empty += 1
                 continue
-            report = _backward(trainer, batch, rows, num_tokens, spec, iteration)
+            report = _backward(trainer, batch, parts, num_tokens, spec, iteration)
             if not checked:
                 _check_ratio(report, batch.old.settings, trainer.pass_settings(), spec, iteration)
                 checked = True
@@ -96,12 +117,13 @@ def run_updates(
                 num_steps += 1
                 skipped_in_a_row = 0
             else:
-                num_skipped += 1
+                skipped.append(_skipped(batch, parts, report, epoch + 1, step))
                 skipped_in_a_row += 1
                 if skipped_in_a_row >= spec.update.max_skipped_steps:
                     raise NonFiniteError(
                         f"iteration {iteration}: loss or gradient was not finite in {skipped_in_a_row} optimizer steps "
-                        f"in a row (update.max_skipped_steps); the weights are those of the last finite step"
+                        f"in a row (update.max_skipped_steps); the weights are those of the last finite step",
+                        skipped=tuple(skipped),
                     )
             early = spec.update.target_kl is not None and float(report.policy.approx_kl) > spec.update.target_kl
             if early:
@@ -109,11 +131,20 @@ def run_updates(
         epochs.append(tuple(reports))
         if early:
             break
-    return UpdateReport(tuple(epochs), num_steps, num_skipped, num_empty, skipped_in_a_row, early)
+    return UpdateReport(tuple(epochs), num_steps, tuple(skipped), num_empty, skipped_in_a_row, early)
+
+
+def _minibatches(batch: PPOBatch, spec: RunSpec, iteration: int, epoch: int) -> list[list[Microbatch]]:
+    """One list of microbatches for each optimizer step of an epoch."""
+    update = spec.update
+    if spec.policy.dtype == "bfloat16":
+        return minibatches_of_microbatches(batch.old.plan, update.minibatches, spec.seed, iteration, epoch)
+    parts = minibatch_rows(batch.rollout.num_rows, update.minibatches, spec.seed, iteration, epoch)
+    return [microbatches(batch.rollout, rows, update.token_budget, update.row_layout) for rows in parts]
 
 
 def _backward(
-    trainer: TrainEngine, batch: PPOBatch, rows: Tensor, num_tokens: float, spec: RunSpec, iteration: int
+    trainer: TrainEngine, batch: PPOBatch, parts: list[Microbatch], num_tokens: float, spec: RunSpec, iteration: int
 ) -> MinibatchReport:
     """Gradients of one minibatch, gathered over its microbatches; every loss is divided by the whole step's tokens."""
     update = spec.update
@@ -121,9 +152,9 @@ def _backward(
     total_policy = total_value = total_entropy = 0.0
     policy: PolicyStats | None = None
     value: ValueStats | None = None
-    for part in microbatches(batch.rollout, rows, update.token_budget):
+    for part in parts:
         output = trainer.forward(
-            part, entropy="trained" if update.entropy_coef > 0 else "measured", detach_trunk=warming_up
+            part, entropy="trained" if update.entropy_coef > 0 else "measured", freeze_policy=warming_up
         )
         surrogate, policy_stats = policy_loss(
             output.logprobs,
@@ -174,6 +205,21 @@ def _step(trainer: TrainEngine, report: MinibatchReport) -> MinibatchReport:
     )
 
 
+def _skipped(batch: PPOBatch, parts: list[Microbatch], report: MinibatchReport, epoch: int, step: int) -> SkippedStep:
+    rows = cat([part.rows for part in parts])
+    tensors = {
+        "input_ids": batch.rollout.input_ids,
+        "attention_mask": batch.rollout.attention_mask,
+        "response_mask": batch.rollout.response_mask,
+        "old_logprobs": batch.old.logprobs,
+        "old_values": batch.old.values,
+        "advantages": batch.advantages,
+        "returns": batch.returns,
+    }
+    kept = {name: tensor[rows] for name, tensor in tensors.items()}
+    return SkippedStep(epoch, step, report.policy_loss, report.value_loss, report.grad_norm, kept)
+
+
 def _check_ratio(report: MinibatchReport, old: PassSettings, new: PassSettings, spec: RunSpec, iteration: int) -> None:
     deviation = float(report.policy.max_ratio_deviation)
     tolerance = spec.update.ratio_tolerance
@@ -184,6 +230,7 @@ def _check_ratio(report: MinibatchReport, old: PassSettings, new: PassSettings, 
             ("dropout", old.dropout, new.dropout),
             ("training mode", old.training_mode, new.training_mode),
             ("dtype", old.dtype, new.dtype),
+            ("row layout", old.layout, new.layout),
         )
         if before != after
     ]

@@ -60,7 +60,7 @@ def test_states_are_sixteen_bytes_trained_four_frozen() -> None:
     assert found.policy_parameters == TINY_PARAMETERS
     assert found.memory is not None
     assert found.memory.states_bytes == 16 * (TINY_PARAMETERS + 33) + 4 * TINY_PARAMETERS
-    assert found.checkpoint_bytes == 16 * (TINY_PARAMETERS + 33)
+    assert found.checkpoint_bytes == 4 * TINY_PARAMETERS + 12 * (TINY_PARAMETERS + 33)
     assert found.memory.peak_bytes > PROGRAM_BYTES + found.memory.states_bytes
 
 
@@ -191,3 +191,18 @@ def test_the_estimate_is_strict_json() -> None:
     again = json.loads(json.dumps(found.as_dict(), allow_nan=False))
     assert again["memory"]["peak_bytes"] == found.memory.peak_bytes if found.memory else False
     assert isinstance(again["meaning"], list)
+
+
+def test_a_trained_weight_in_bfloat16_takes_eighteen_bytes() -> None:
+    """2, and a float32 master, gradient and two moments; a frozen one 2."""
+    found = estimate(spec_with(policy={"dtype": "bfloat16"}), TINY)
+    assert found.memory is not None
+    assert found.memory.states_bytes == 18 * (TINY_PARAMETERS + 33) + 2 * TINY_PARAMETERS
+    assert found.checkpoint_bytes == 2 * TINY_PARAMETERS + 12 * (TINY_PARAMETERS + 33)
+
+
+def test_adapters_leave_the_policy_itself_frozen() -> None:
+    """Rank 4 beside 7 maps in 2 layers: 4 · 2 · (2 · (32 + 32) + 2 · (32 + 16) + 3 · (32 + 64)) = 4,096 parameters."""
+    found = estimate(spec_with(policy={"lora": {"rank": 4}}), TINY)
+    assert found.memory is not None
+    assert found.memory.states_bytes == 16 * (4096 + 33) + 8 * TINY_PARAMETERS

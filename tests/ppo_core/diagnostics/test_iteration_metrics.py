@@ -23,7 +23,7 @@ from ppo_core.training.engine import PassSettings
 from ppo_core.training.passes import OldPass
 from ppo_core.training.updates import MinibatchReport, UpdateReport
 
-SETTINGS = PassSettings("sdpa", 0.0, False, "torch.float32")
+SETTINGS = PassSettings("sdpa", 0.0, False, "torch.float32", "padded")
 
 
 class Prompts:
@@ -108,7 +108,7 @@ def metrics() -> dict[str, float | None]:
             length_slope=0.75,
             moments=RunningMoments(count=4, mean=2.5, squares=36.0),
         ),
-        old=OldPass(old_logprobs, grid([0.0, 1.0, 2.0], [1.0, 1.0, 1.0, 1.0]), SETTINGS),
+        old=OldPass(old_logprobs, grid([0.0, 1.0, 2.0], [1.0, 1.0, 1.0, 1.0]), (), SETTINGS),
         ref_logprobs=ref_logprobs,
         rewards=grid([0.0, 0.0, 1.0], [0.0, 0.0, 0.0, 2.0]),
         kl_to_ref=grid([0.5, 0.0, 0.0], [0.0, -0.5, 0.0, 0.0]),
@@ -121,7 +121,7 @@ def metrics() -> dict[str, float | None]:
                 (minibatch(policy_stats(4, 5.0, 2.0, 0.7, 2), -0.3, 2.0, 3.0, 5e-5),),
             ),
             num_steps=2,
-            num_skipped=0,
+            skipped=(),
             num_empty=1,
             skipped_in_a_row=0,
             stopped_at_target_kl=False,

@@ -16,7 +16,9 @@ from ppo_core.losses import token_entropies
 from ppo_core.models import logits_head
 from ppo_core.models.loading import load_policy
 from ppo_core.models.logits_head import LogitsHead
-from ppo_core.models.policy import PolicyModel, PolicyOutput, position_ids, predicting_states
+from ppo_core.models.policy import PolicyModel, PolicyOutput
+from ppo_core.models.trunk import Trunk, position_ids
+from ppo_core.spec.groups import PolicyConfig
 from tests.ppo_core.tiny_models import FAMILIES, VOCABULARY, tiny_model
 
 
@@ -80,7 +82,7 @@ def test_temperature_divides_the_logits() -> None:
     made = policy(tie_word_embeddings=False)
     batch = rows([8], 8, left=False)
     made.model.get_output_embeddings().weight.zero_()
-    states = predicting_states(made.model, *batch)
+    states = Trunk(made.model).predicting_states(*batch)
     # Weights that give logits 2 1 0 for the ids 5 6 7 and next to nothing for the others, at the first state.
     inverse = torch.linalg.pinv(states)[:, 0]
     wanted = torch.full((VOCABULARY,), -100.0)
@@ -100,7 +102,7 @@ def test_logprobs_alone_are_the_scored_ones() -> None:
 def test_dropout_in_a_config_changes_no_ratio(tmp_path: Path) -> None:
     """T06: scored at batch 4 padded to 20, then one by one at their own length, in training mode."""
     tiny_model("gpt2", resid_pdrop=0.1, attn_pdrop=0.1, embd_pdrop=0.1).save_pretrained(tmp_path)
-    made = load_policy(tmp_path)
+    made = load_policy(PolicyConfig(model=str(tmp_path)))
     lengths = [20, 11, 8, 5]
     with torch.no_grad():
         old = score(made, rows(lengths, 20, left=False))
@@ -165,7 +167,7 @@ def test_the_value_loss_reaches_the_trunk_only_when_shared(kind: str, reaches: b
 
 def test_with_the_trunk_detached_only_the_value_head_learns() -> None:
     made = policy()
-    output = made.predict(*rows([8], 8, left=False), temperature=1.0, entropy="none", detach_trunk=True)
+    output = made.predict(*rows([8], 8, left=False), temperature=1.0, entropy="none", freeze_policy=True)
     assert not output.logprobs.requires_grad
     output.values.sum().backward()
     assert all(parameter.grad is None for parameter in made.model.parameters())

@@ -17,7 +17,7 @@ from ppo_core.models.policy import PolicyModel
 from ppo_core.rollout import transformers_engine
 from ppo_core.rollout.engine import Response
 from ppo_core.rollout.transformers_engine import TransformersEngine, stop_ids_of
-from ppo_core.spec.groups import RolloutConfig
+from ppo_core.spec.groups import PolicyConfig, RolloutConfig
 from tests.ppo_core.tiny_models import FAMILIES, tiny_model, tiny_tokenizer
 
 # Left padding of every width up to 8, and rows longer than the sliding windows of the tiny models.
@@ -126,10 +126,10 @@ def test_a_policy_that_could_never_end_is_refused() -> None:
 
 def test_generation_defaults_of_the_folder_are_not_used(tmp_path: Path) -> None:
     tiny_model().save_pretrained(tmp_path)
-    expected = engine(policy=load_policy(tmp_path)).generate(PROMPTS, seeds=SEEDS)
+    expected = engine(policy=load_policy(PolicyConfig(model=str(tmp_path)))).generate(PROMPTS, seeds=SEEDS)
     defaults = {"temperature": 0.01, "top_k": 1, "max_new_tokens": 2, "min_new_tokens": 2, "do_sample": True}
     (tmp_path / "generation_config.json").write_text(json.dumps(defaults))
-    assert engine(policy=load_policy(tmp_path)).generate(PROMPTS, seeds=SEEDS) == expected
+    assert engine(policy=load_policy(PolicyConfig(model=str(tmp_path)))).generate(PROMPTS, seeds=SEEDS) == expected
 
 
 def test_check_is_called_before_every_step() -> None:

@@ -153,7 +153,7 @@ def test_prompt_and_response_must_fit_the_context(place: Place) -> None:
     assert pointer == "/rollout/max_new_tokens"
     assert "89" in message
     assert "40" in message
-    assert "129 exceed the model's context of 128" in message
+    assert "129 exceed the context of 128 of" in message
     assert place.faults(data={"max_prompt_tokens": 88}) == []
 
 

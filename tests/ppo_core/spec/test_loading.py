@@ -441,6 +441,7 @@ def test_fields_marked_as_paths_are_those_that_are_mapped() -> None:
     }
     assert marked == {
         ("PolicyConfig", "model"),
+        ("PolicyConfig", "critic_model"),
         ("DataConfig", "prompts"),
         ("DataConfig", "held_out"),
         ("RewardSource", "model"),
