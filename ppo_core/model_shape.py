@@ -1,7 +1,7 @@
 """The sizes of a language model, read from its folder's config.json: enough to count weights and arithmetic.
 
-Exact for Llama, Mistral, Qwen2, Qwen3, Gemma and GPT-2; any other family is None rather than a guess. It loads no
-model and no torch.
+Exact for Llama, Mistral, Qwen2, Qwen3, Gemma (1, 2 and the text models of 3), GPT-2, GPT-NeoX and Phi; any other
+family is None rather than a guess. It loads no model and no torch.
 """
 
 from __future__ import annotations
@@ -10,7 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-_LLAMA_LIKE = ("llama", "mistral", "qwen2", "qwen3", "gemma")
+_GEMMAS = ("gemma", "gemma2", "gemma3_text")
+_LLAMA_LIKE = ("llama", "mistral", "qwen2", "qwen3", *_GEMMAS)
+_HEAD_NORMS = ("qwen3", "gemma3_text")  # of queries and keys, each as wide as a head
+_FOUR_NORMS = ("gemma2", "gemma3_text")  # before and after attention and feed-forward, where others have two
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,9 @@ def model_shape(config: Mapping[str, Any]) -> ModelShape | None:
     try:
         if family in _LLAMA_LIKE:
             return _llama_like(config, str(family))
-        return _gpt2(config) if family == "gpt2" else None
+        others = {"gpt2": _gpt2, "gpt_neox": _gpt_neox, "phi": _phi}
+        count = others.get(str(family))
+        return None if count is None else count(config)
     except (KeyError, TypeError, ValueError, ZeroDivisionError):
         return None
 
@@ -66,7 +71,9 @@ def _llama_like(config: Mapping[str, Any], family: str) -> ModelShape:
     query, key_value = heads * head_dim, kv_heads * head_dim
     body = layers * (hidden * (query + 2 * key_value) + query * hidden + 3 * hidden * intermediate)
 
-    norms = hidden * (2 * layers + 1) + (2 * head_dim * layers if family == "qwen3" else 0)
+    norms = hidden * ((4 if family in _FOUR_NORMS else 2) * layers + 1)
+    if family in _HEAD_NORMS:
+        norms += 2 * head_dim * layers
     biases = 0
     if family == "qwen2":
         biases += layers * (query + 2 * key_value)
@@ -74,7 +81,7 @@ def _llama_like(config: Mapping[str, Any], family: str) -> ModelShape:
         biases += layers * (query + 2 * key_value + hidden)
     if config.get("mlp_bias"):
         biases += layers * (2 * intermediate + hidden)
-    tied = bool(config.get("tie_word_embeddings", family == "gemma"))
+    tied = bool(config.get("tie_word_embeddings", family in _GEMMAS))
     return ModelShape(
         layers=layers,
         hidden=hidden,
@@ -105,4 +112,48 @@ def _gpt2(config: Mapping[str, Any]) -> ModelShape:
         vocabulary=vocabulary,
         body_matmul=layers * (4 * hidden * hidden + 2 * hidden * intermediate),
         other=norms + biases + positions * hidden + (0 if tied else vocabulary * hidden),
+    )
+
+
+def _gpt_neox(config: Mapping[str, Any]) -> ModelShape:
+    hidden, layers, heads = (int(config[key]) for key in ("hidden_size", "num_hidden_layers", "num_attention_heads"))
+    intermediate, vocabulary = int(config["intermediate_size"]), int(config["vocab_size"])
+    biases = layers * (intermediate + hidden)
+    if config.get("attention_bias", True):
+        biases += layers * (3 * hidden + hidden)
+    norms = 2 * hidden * (2 * layers + 1)
+    tied = bool(config.get("tie_word_embeddings", False))
+    return ModelShape(
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=heads,
+        head_dim=hidden // heads,
+        intermediate=intermediate,
+        vocabulary=vocabulary,
+        body_matmul=layers * (4 * hidden * hidden + 2 * hidden * intermediate),
+        other=norms + biases + (0 if tied else vocabulary * hidden),
+    )
+
+
+def _phi(config: Mapping[str, Any]) -> ModelShape:
+    hidden, layers, heads = (int(config[key]) for key in ("hidden_size", "num_hidden_layers", "num_attention_heads"))
+    intermediate, vocabulary = int(config["intermediate_size"]), int(config["vocab_size"])
+    kv_heads = int(config.get("num_key_value_heads") or heads)
+    head_dim = hidden // heads
+    keys_values = 2 * kv_heads * head_dim
+    biases = layers * (hidden + keys_values + hidden + intermediate + hidden) + vocabulary  # The head has one, too.
+    # Attention and feed-forward stand side by side behind one norm.
+    norms = 2 * hidden * (layers + 1) + (4 * head_dim * layers if config.get("qk_layernorm") else 0)
+    tied = bool(config.get("tie_word_embeddings", False))
+    return ModelShape(
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        intermediate=intermediate,
+        vocabulary=vocabulary,
+        body_matmul=layers * (hidden * (hidden + keys_values) + hidden * hidden + 2 * hidden * intermediate),
+        other=norms + biases + (0 if tied else vocabulary * hidden),
     )

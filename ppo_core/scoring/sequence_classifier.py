@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForSequenceClassification
+from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from ppo_core.errors import DataError
-from ppo_core.models.loading import load_tokenizer
+from ppo_core.models.loading import caps_attention_scores, load_tokenizer
 from ppo_core.scoring.source import Unusable
 
 # Tokens of one forward pass, padding included.
@@ -31,8 +31,11 @@ class SequenceClassifier:
 
     def __init__(self, path: str | Path) -> None:
         try:
+            config = AutoConfig.from_pretrained(str(path), trust_remote_code=False)
             loaded: Any = AutoModelForSequenceClassification.from_pretrained(
                 str(path),
+                config=config,
+                attn_implementation="eager" if caps_attention_scores(config) else None,
                 dtype=torch.float32,
                 trust_remote_code=False,
                 use_safetensors=True,

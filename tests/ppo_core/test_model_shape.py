@@ -22,6 +22,7 @@ SIZES: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+WITHOUT_GROUPS = {name: value for name, value in SIZES.items() if name != "num_key_value_heads"}
 GPT2: dict[str, Any] = {"n_embd": 48, "n_layer": 2, "n_head": 4, "vocab_size": 100, "n_positions": 64}
 CONFIGS = {
     "llama": lambda: transformers.LlamaConfig(**SIZES),
@@ -33,6 +34,16 @@ CONFIGS = {
     "qwen3": lambda: transformers.Qwen3Config(**SIZES, head_dim=16),
     "qwen3, biases": lambda: transformers.Qwen3Config(**SIZES, head_dim=16, attention_bias=True),
     "gemma": lambda: transformers.GemmaConfig(**SIZES, head_dim=16),
+    "gemma2": lambda: transformers.Gemma2Config(**SIZES, head_dim=16),
+    "gemma3": lambda: transformers.Gemma3TextConfig(**SIZES, head_dim=16),
+    "gpt_neox": lambda: transformers.GPTNeoXConfig(**WITHOUT_GROUPS),
+    "gpt_neox, tied, no attention biases": lambda: transformers.GPTNeoXConfig(
+        **WITHOUT_GROUPS, attention_bias=False, tie_word_embeddings=True
+    ),
+    "phi": lambda: transformers.PhiConfig(**SIZES),
+    "phi, tied, norms in attention": lambda: transformers.PhiConfig(
+        **SIZES, qk_layernorm=True, tie_word_embeddings=True
+    ),
     "gpt2": lambda: transformers.GPT2Config(**GPT2, bos_token_id=1, eos_token_id=2),
     "gpt2, inner size of its own": lambda: transformers.GPT2Config(**GPT2, n_inner=96, bos_token_id=1, eos_token_id=2),
 }
@@ -48,19 +59,41 @@ def test_parameters_are_counted_exactly(name: str, tmp_path: Path) -> None:
     assert shape.parameters == sum(parameter.numel() for parameter in model.parameters())
 
 
-def test_parameters_of_a_published_model_are_right() -> None:
-    """GPT-2 small has 124,439,808 parameters."""
-    config = {
-        "model_type": "gpt2",
-        "n_embd": 768,
-        "n_layer": 12,
-        "n_head": 12,
-        "vocab_size": 50257,
-        "n_positions": 1024,
+def llama_sizes(family: str, hidden: int, layers: int, heads: int, inner: int, vocabulary: int) -> dict[str, Any]:
+    return {
+        "model_type": family,
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "intermediate_size": inner,
+        "vocab_size": vocabulary,
     }
+
+
+PUBLISHED = {
+    "GPT-2 small": (
+        {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257, "n_positions": 1024},
+        124_439_808,
+    ),
+    "Gemma 2 2B": (
+        {**llama_sizes("gemma2", 2304, 26, 8, 9216, 256000), "num_key_value_heads": 4, "head_dim": 256},
+        2_614_341_888,
+    ),
+    "Gemma 3 1B": (
+        {**llama_sizes("gemma3_text", 1152, 26, 4, 6912, 262144), "num_key_value_heads": 1, "head_dim": 256},
+        999_885_952,
+    ),
+    "Pythia 70M": (llama_sizes("gpt_neox", 512, 6, 8, 2048, 50304), 70_426_624),
+    "Phi 2": (llama_sizes("phi", 2560, 32, 32, 10240, 51200), 2_779_683_840),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_parameters_of_published_models_are_right(name: str) -> None:
+    config, parameters = PUBLISHED[name]
     shape = model_shape(config)
     assert shape is not None
-    assert shape.parameters == 124_439_808
+    assert shape.parameters == parameters
 
 
 @pytest.mark.parametrize(
@@ -68,6 +101,7 @@ def test_parameters_of_a_published_model_are_right() -> None:
     [
         {},
         {"model_type": "gpt_neox", "hidden_size": 8},
+        {"model_type": "bloom", **SIZES},
         {"model_type": "llama"},
         {"model_type": "llama", **SIZES, "num_attention_heads": 0},
         {"model_type": "llama", **SIZES, "hidden_size": "wide"},

@@ -9,6 +9,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
+    Gemma3TextConfig,
     GemmaConfig,
     GPT2Config,
     GPTNeoXConfig,
@@ -22,7 +23,7 @@ from transformers import (
 
 VOCABULARY = 64
 CONTEXT = 64
-FAMILIES = ("llama", "gpt2", "qwen2", "qwen3", "mistral", "gemma", "gemma2", "gpt_neox", "phi")
+FAMILIES = ("llama", "gpt2", "qwen2", "qwen3", "mistral", "gemma", "gemma2", "gemma3", "gpt_neox", "phi")
 
 
 def tiny_config(family: str = "llama", **changes: Any) -> Any:
@@ -60,6 +61,10 @@ def tiny_config(family: str = "llama", **changes: Any) -> Any:
             return Gemma2Config(
                 **{**grouped, "head_dim": 8, "sliding_window": 6, "final_logit_softcapping": 3.0, **changes}
             )
+        case "gemma3":
+            # One layer that sees a window, one that sees everything, each with rotations of its own.
+            layers = ["sliding_attention", "full_attention"]
+            return Gemma3TextConfig(**{**grouped, "head_dim": 8, "sliding_window": 6, "layer_types": layers, **changes})
         case "gpt_neox":
             return GPTNeoXConfig(**{**common, **changes})
         case "phi":

@@ -11,6 +11,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     AutoModelForSequenceClassification,
     BertConfig,
+    Gemma2Config,
     GPT2Config,
     LlamaConfig,
     PreTrainedTokenizerFast,
@@ -27,6 +28,10 @@ RESPONSES = [" film", " good", " good film</s>, and 🎬"]
 
 CONFIGS = {
     "llama": (LlamaConfig, {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}),
+    "gemma2": (
+        Gemma2Config,
+        {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_key_value_heads": 2, "head_dim": 8},
+    ),
     "gpt2": (GPT2Config, {"n_embd": 32, "n_layer": 2, "n_head": 4}),
     "bert": (BertConfig, {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}),
 }
@@ -120,3 +125,13 @@ def test_what_is_no_reward_model_is_refused(tmp_path: Path) -> None:
         SequenceClassifier(tmp_path / "policy")
     with pytest.raises(DataError, match="can be loaded"):
         SequenceClassifier(tmp_path / "nothing")
+
+
+@torch.no_grad()
+def test_a_soft_cap_on_attention_scores_is_kept(tmp_path: Path) -> None:
+    """The fused kernel leaves it out."""
+    folder = saved(tmp_path, "gemma2", attn_logit_softcapping=0.05)
+    own = AutoModelForSequenceClassification.from_pretrained(folder, attn_implementation="eager").eval()
+    ids = tiny_tokenizer()(["the film is good"], return_tensors="pt", return_token_type_ids=False)
+    (score,) = SequenceClassifier(folder).score(["the film is"], [" good"])
+    assert score == pytest.approx(own(**ids).logits.item(), abs=1e-5)
