@@ -1,9 +1,14 @@
-"""The built web pages: files as they are, and the one page for every other address."""
+"""The built web pages: files as they are, and the one page for the addresses that it knows.
+
+Elsewhere the status is 404: a browser gets the page, which says so in its own words, everybody else a problem.
+"""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
+from starlette.datastructures import Headers
 from starlette.responses import FileResponse, HTMLResponse, Response
 from starlette.routing import Match, Route
 from starlette.staticfiles import StaticFiles
@@ -19,6 +24,8 @@ NOT_BUILT = """<!doctype html>
 <p>The command line and the REST interface under <code>/v1</code> work without them.</p>
 </html>
 """
+# What web/src/router.svelte.ts makes a page of; web/tests/addresses.json holds the two together.
+PAGE_ADDRESS = re.compile(r"/*(?:login|runs(?:/+[^/]+)?)?/*")
 FOREVER = "public, max-age=31536000, immutable"
 
 
@@ -42,9 +49,10 @@ class Pages:
         if found is not None:
             cache = FOREVER if path.startswith("assets/") else "no-cache"
             return FileResponse(found, headers={"Cache-Control": cache})
-        if path.startswith("assets/") or "." in path.rpartition("/")[2]:
-            raise ProblemError(404, "not_found", "There is no such file.")
-        return FileResponse(index, headers={"Cache-Control": "no-cache"})
+        known = PAGE_ADDRESS.fullmatch(scope["path"]) is not None
+        if not known and "text/html" not in Headers(scope=scope).get("accept", ""):
+            raise ProblemError(404, "not_found", "There is nothing at this address.")
+        return FileResponse(index, 200 if known else 404, headers={"Cache-Control": "no-cache"})
 
     def _find(self, path: str) -> Path | None:
         try:

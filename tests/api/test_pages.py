@@ -1,8 +1,10 @@
-"""The built pages: files as they are, the one page for every other address, nothing from outside."""
+"""The built pages: files as they are, the one page for its own addresses, nothing from outside."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from starlette.testclient import TestClient
@@ -10,6 +12,8 @@ from starlette.testclient import TestClient
 from api.main import create_app
 from api.settings import ApiSettings
 from tests.api.conftest import ADDRESS
+
+ADDRESSES = json.loads((Path(__file__).parents[2] / "web" / "tests" / "addresses.json").read_text())
 
 
 @pytest.fixture(scope="module")
@@ -25,13 +29,23 @@ def site(settings: ApiSettings, tmp_path_factory: pytest.TempPathFactory) -> Ite
         yield client
 
 
-@pytest.mark.parametrize("path", ["/", "/runs", "/runs/r-abc", "/login", "/index.html"])
+@pytest.mark.parametrize("path", [*ADDRESSES["pages"], "/index.html"])
 def test_pages_are_open_and_never_kept_stale(path: str, site: TestClient) -> None:
     answer = site.get(path)
     assert answer.status_code == 200
     assert "the page" in answer.text
     assert answer.headers["content-type"].startswith("text/html")
     assert answer.headers["cache-control"] == "no-cache"
+
+
+@pytest.mark.parametrize("path", ADDRESSES["missing"])
+def test_other_addresses_are_404_in_the_words_of_who_asks(path: str, site: TestClient) -> None:
+    program = site.get(path)
+    assert (program.status_code, program.json()["code"]) == (404, "not_found")
+    assert program.headers["content-type"] == "application/problem+json"
+    browser = site.get(path, headers={"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"})
+    assert browser.status_code == 404
+    assert "the page" in browser.text, "its own words for an address that names nothing"
 
 
 def test_assets_are_kept_for_good(site: TestClient) -> None:
