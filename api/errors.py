@@ -21,7 +21,7 @@ from starlette.responses import JSONResponse, Response
 from api.schemas import FaultMessage, Problem
 from ppo_core.spec import SpecFaults
 from store.idempotency import KeyReused
-from store.runs import IllegalMove, RunNotFound
+from store.runs import CommandRefused, IllegalMove, RunNotFound
 
 logger = logging.getLogger(__name__)
 
@@ -81,15 +81,16 @@ def as_problem(error: Exception) -> ProblemError | None:
             return error
         case SpecFaults():
             faults = [FaultMessage(pointer=fault.pointer, message=fault.message) for fault in error.faults]
-            noun = "fault" if len(faults) == 1 else "faults"
-            return ProblemError(422, "bad_spec", f"The spec has {len(faults)} {noun}.", errors=faults)
+            return ProblemError(422, "bad_spec", error.heading, errors=faults)
         case RequestValidationError():
             return ProblemError(422, "bad_request", "The request is not valid.", errors=_validation_faults(error))
+        case CommandRefused():
+            return ProblemError(409, "illegal_move", str(error), allowed=sorted(error.allowed))
         case IllegalMove():
-            allowed = sorted(error.allowed)
-            return ProblemError(409, "illegal_move", str(error), allowed=allowed)
+            detail = f"The run is {error.state} now; this cannot be asked of it."
+            return ProblemError(409, "illegal_move", detail, allowed=sorted(error.allowed))
         case RunNotFound():
-            return ProblemError(404, "not_found", str(error))
+            return not_found("run", error.run_id)
         case KeyReused():
             return ProblemError(
                 422, "idempotency_key_reused", "This Idempotency-Key was used before with another body; take a new one."

@@ -92,9 +92,9 @@ class Run(Message):
         description="unreachable: no sign of its worker; late: no progress in time; degraded: restarted after a loss."
     )
     phase: str | None
-    reason_code: str | None
-    reason_detail: str | None
-    hint: str | None
+    reason_code: str | None = Field(description="Why it is in this state, or of this health: a stable word.")
+    reason_detail: str | None = Field(description="The same as a sentence.")
+    hint: str | None = Field(description="What to do about it.")
     iteration: int
     num_iterations: int
     active_segment: int

@@ -18,11 +18,14 @@ from ppo_core.rundir import SEVERITY
 from store.events import append_event
 from store.ids import new_id
 from store.models import Command, Run
-from store.runs import IllegalMove, locked_run, transition
+from store.runs import CommandRefused, locked_run, transition
 from store.states import MOVES, TERMINAL
 
 # The state that asking brings a run with a trainer to; a checkpoint changes nothing about what the run is.
 _ON_ASKING = {"stop": "stopping", "pause": "pausing"}
+
+_ENDED_HOW = {"stopped": "stopped", "succeeded": "succeeded", "failed": "failed", "cancelled": "been cancelled"}
+_ASKED_FOR = {"stop": "stopped", "pause": "paused", "checkpoint": "asked for a checkpoint"}
 
 
 def command_fields(command: Command) -> dict[str, Any]:
@@ -61,11 +64,11 @@ def request_command(
 
     Raises:
         RunNotFound
-        IllegalMove: the run has ended, or its state does not allow what is asked.
+        CommandRefused: the run has ended, or its state does not allow what is asked.
     """
     run = locked_run(session, run_id)
     target = _ON_ASKING.get(kind, run.state)
-    refusal = IllegalMove(run.state, target, sorted(MOVES[run.state]))
+    refusal = CommandRefused(run.state, target, sorted(MOVES[run.state]), refusal_sentence(run, kind))
     if run.state in TERMINAL:
         raise refusal
     open_now = open_commands(session, run_id)
@@ -102,6 +105,14 @@ def request_command(
     # Else it is recovering, or stopping to be requeued: whoever looks after it finds the open command.
     session.refresh(command)
     return command
+
+
+def refusal_sentence(run: Run, kind: str) -> str:
+    """Why `kind` cannot be asked of the run now, for people: how it ended, or how it stands."""
+    if run.state in TERMINAL:
+        tripped = f" ({run.reason_code})" if run.reason_code in ("gate", "guard") else ""
+        return f"{run.name} has already {_ENDED_HOW[run.state]}{tripped} at iteration {run.iteration}."
+    return f"{run.name} is {run.state}; it cannot be {_ASKED_FOR.get(kind, kind)} now."
 
 
 def open_commands(session: Session, run_id: str) -> list[Command]:

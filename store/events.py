@@ -20,7 +20,7 @@ class RunNotFound(Exception):
     """There is no run of this id."""
 
     def __init__(self, run_id: str) -> None:
-        super().__init__(f"there is no run {run_id}")
+        super().__init__(f"There is no run {run_id!r}.")
         self.run_id = run_id
 
 

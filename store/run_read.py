@@ -1,6 +1,6 @@
 """Reading runs: lists with keyset cursors, a run as it stands, its events, samples, checkpoints, commands, workers.
 
-Health and the reason for waiting are derived here, never stored. Nothing here writes.
+Health, what explains it and the reason for waiting are derived here, never stored. Nothing here writes.
 """
 
 from __future__ import annotations
@@ -37,6 +37,9 @@ class RunStanding:
 
     run: Run
     health: Health
+    reason_code: str | None
+    reason_detail: str | None
+    hint: str | None
     waiting_reason: str | None
     latest: Mapping[str, float | None]
 
@@ -64,15 +67,22 @@ def run_standing(session: Session, run_id: str) -> RunStanding | None:
 
 
 def list_runs(
-    session: Session, *, states: Sequence[str] = (), before: tuple[datetime, str] | None = None, limit: int
+    session: Session,
+    *,
+    states: Sequence[str] = (),
+    match: str | None = None,
+    before: tuple[datetime, str] | None = None,
+    limit: int,
 ) -> list[RunStanding]:
-    """Newest runs first. `before` is the (created_at, id) of the last run already seen.
+    """Newest runs first. `match`: the beginning of an id or name. `before`: (created_at, id) of the last run seen.
 
     Keyset paging: a run that is there from the beginning to the end of a walk appears in it exactly once.
     """
     query = select(Run).order_by(Run.created_at.desc(), Run.id.desc()).limit(limit)
     if states:
         query = query.where(Run.state.in_(states))
+    if match is not None:
+        query = query.where(or_(Run.id.startswith(match, autoescape=True), Run.name.startswith(match, autoescape=True)))
     if before is not None:
         query = query.where(tuple_(Run.created_at, Run.id) < tuple_(*before))
     return _standings(session, session.scalars(query).all())
@@ -91,6 +101,62 @@ def run_health(run: Run, now: datetime) -> Health:
     return "degraded" if run.infrastructure_failures else "ok"
 
 
+def _reason(session: Session, run: Run, health: Health, now: datetime) -> tuple[str | None, str | None, str | None]:
+    """(code, detail, hint) of how a run stands: its own, and what explains its health where it says nothing itself."""
+    code, detail, hint = (None, None, None) if health == "ok" else _health_reason(session, run, health, now)
+    if run.reason_detail is not None:  # A detail of another matter would explain the wrong thing.
+        return run.reason_code, run.reason_detail, run.hint or hint
+    return run.reason_code or code, detail, run.hint or hint
+
+
+def _health_reason(session: Session, run: Run, health: Health, now: datetime) -> tuple[str | None, str, str]:
+    if health == "unreachable":
+        since = _seconds(run.lease_expires_at, now)
+        return (
+            "unreachable",
+            f"No sign of life from its worker for {since} s longer than allowed.",
+            "It goes on from its last checkpoint by itself once the loss is certain; see whether the worker's machine "
+            "is up.",
+        )
+    if health == "late":
+        since = _seconds(run.progress_deadline_at, now)
+        return (
+            "late",
+            f"The trainer announced progress and is {since} s late with it.",
+            "Look at the run's log. If the trainer stays silent it is ended and restarted from its last checkpoint.",
+        )
+    if run.state == "recovering":
+        return (
+            "recovering",
+            "Its trainer or worker was lost.",
+            "Nothing needs doing: it goes on from its last checkpoint once no process of it is left.",
+        )
+    lost = _last_loss(session, run.id)
+    times = "once" if run.infrastructure_failures == 1 else f"{run.infrastructure_failures} times"
+    return (
+        str(lost["reason_code"]) if lost.get("reason_code") else "restarted",
+        f"Was lost {times} and restarted from its last checkpoint"
+        + (f"; last: {lost['reason_detail']}" if lost.get("reason_detail") else "")
+        + ".",
+        "Nothing needs doing while it goes on; the log of the attempt before shows what happened.",
+    )
+
+
+def _last_loss(session: Session, run_id: str) -> Mapping[str, object]:
+    """The payload of the event that told of the run's newest loss; empty when there is none."""
+    found: Mapping[str, object] | None = session.scalar(
+        select(RunEvent.payload)
+        .where(RunEvent.run_id == run_id, RunEvent.type == "state", RunEvent.payload["to"].astext == "recovering")
+        .order_by(RunEvent.seq.desc())
+        .limit(1)
+    )
+    return found or {}
+
+
+def _seconds(since: datetime | None, now: datetime) -> int:
+    return 0 if since is None else max(0, round((now - since).total_seconds()))
+
+
 def _standings(session: Session, runs: Sequence[Run]) -> list[RunStanding]:
     now = datetime.now(UTC)
     latest: dict[str, dict[str, float | None]] = defaultdict(dict)
@@ -101,7 +167,12 @@ def _standings(session: Session, runs: Sequence[Run]) -> list[RunStanding]:
     ):
         latest[run_id][name] = value
     waiting = _waiting_reasons(session, [run for run in runs if run.state == "queued"], now)
-    return [RunStanding(run, run_health(run, now), waiting.get(run.id), latest[run.id]) for run in runs]
+    standings = []
+    for run in runs:
+        health = run_health(run, now)
+        code, detail, hint = _reason(session, run, health, now)
+        standings.append(RunStanding(run, health, code, detail, hint, waiting.get(run.id), latest[run.id]))
+    return standings
 
 
 def _waiting_reasons(session: Session, queued: Sequence[Run], now: datetime) -> dict[str, str]:

@@ -14,7 +14,16 @@ from store.events import RunNotFound, append_event
 from store.models import Run, Segment, WorkerSlot
 from store.states import LIVE, MOVES, TERMINAL
 
-__all__ = ["IllegalMove", "LeaseLost", "RunNotFound", "append_event", "create_run", "locked_run", "transition"]
+__all__ = [
+    "CommandRefused",
+    "IllegalMove",
+    "LeaseLost",
+    "RunNotFound",
+    "append_event",
+    "create_run",
+    "locked_run",
+    "transition",
+]
 
 
 class IllegalMove(Exception):
@@ -25,6 +34,14 @@ class IllegalMove(Exception):
         self.state = state
         self.to = to
         self.allowed = allowed
+
+
+class CommandRefused(IllegalMove):
+    """Something was asked of a run that does not fit how it stands; the message is a sentence for whoever asked."""
+
+    def __init__(self, state: str, to: str, allowed: list[str], sentence: str) -> None:
+        super().__init__(state, to, allowed)
+        self.args = (sentence,)
 
 
 class LeaseLost(Exception):

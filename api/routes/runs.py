@@ -93,12 +93,15 @@ def submit_run(
 def list_runs(
     database: Database,
     state: Annotated[list[State] | None, Query(description="Only runs in these states.")] = None,
+    match: Annotated[
+        str | None, Query(min_length=1, max_length=200, description="Only runs whose id or name begins with this.")
+    ] = None,
     cursor: Annotated[str | None, Query(max_length=200)] = None,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
 ) -> Page[Run]:
     """Runs, newest first."""
     before = cursors.decode_time_and_id(cursor) if cursor else None
-    standings = run_read.list_runs(database, states=state or (), before=before, limit=limit + 1)
+    standings = run_read.list_runs(database, states=state or (), match=match, before=before, limit=limit + 1)
     more, standings = len(standings) > limit, standings[:limit]
     last = standings[-1].run if more else None
     return Page[Run](
@@ -125,7 +128,7 @@ def read_run(run_id: str, database: Database) -> RunDetail:
 
 @router.post("/{run_id}/stop", status_code=202, openapi_extra=least("operator"))
 def stop_run(run_id: str, database: Database, who: Who) -> Command:
-    """Stop with a checkpoint. While a stop is open, asking again returns the same command."""
+    """Stop with a checkpoint. While a stop is open, asking again returns the same command; 409 when the run is over."""
     command = request_command(database, run_id, "stop", who.name, STOP_DEADLINE_S)
     audit.record(database, who.name, "run.stop", run_id, command=command.id)
     database.commit()
@@ -150,16 +153,20 @@ def _dry_run(body: SpecBody, settings: Settings) -> DryRun:
         spec_yaml=spec_yaml(fields),
         warnings=list(found.warnings),
         estimate=found.as_dict(),
-        meaning=list(found.meaning),
+        # What a warning says with its remedy is not said once more without.
+        meaning=[line for line in found.meaning if not any(text.startswith(line) for text in found.warnings)],
     )
 
 
 def _fields(standing: RunStanding) -> dict[str, Any]:
     run = standing.run
-    names = Run.model_fields.keys() - {"health", "waiting_reason", "has_judge", "latest"}
+    derived = {"health", "reason_code", "reason_detail", "hint", "waiting_reason", "has_judge", "latest"}
     return {
-        **{name: getattr(run, name) for name in names},
+        **{name: getattr(run, name) for name in Run.model_fields.keys() - derived},
         "health": standing.health,
+        "reason_code": standing.reason_code,
+        "reason_detail": standing.reason_detail,
+        "hint": standing.hint,
         "waiting_reason": standing.waiting_reason,
         "has_judge": bool((run.spec.get("gate") or {}).get("judge")),
         "latest": standing.latest,

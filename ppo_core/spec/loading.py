@@ -19,6 +19,7 @@ from ppo_core.spec.run_spec import RunSpec
 
 MAX_SPEC_BYTES = 256 * 1024
 MAX_DEPTH = 32
+_EXPECTED = "a spec is a mapping of fields: begin with `name: ...` (every field is in docs/spec.md)"
 _TOO_DEEP = f"the spec is nested deeper than {MAX_DEPTH} levels; a spec has no more than five"
 
 
@@ -39,6 +40,11 @@ class SpecFaults(SpecError):
     def __init__(self, faults: Iterable[Fault]) -> None:
         self.faults = tuple(faults)
         super().__init__("; ".join(str(fault) for fault in self.faults))
+
+    @property
+    def heading(self) -> str:
+        """The line above the list of faults; the same wherever they are shown."""
+        return "The spec has 1 fault." if len(self.faults) == 1 else f"The spec has {len(self.faults)} faults."
 
 
 class _StrictLoader(yaml.SafeLoader):
@@ -119,8 +125,10 @@ def read_mapping(text: str) -> dict[str, Any]:
     if len(text.encode("utf-8", "surrogatepass")) > MAX_SPEC_BYTES:
         raise SpecFaults([Fault("", f"the spec is longer than {MAX_SPEC_BYTES} bytes")])
     data = _load(text)
+    if data is None:  # No text, or comments alone.
+        raise SpecFaults([Fault("", f"the spec is empty; {_EXPECTED}")])
     if not isinstance(data, dict):
-        raise SpecFaults([Fault("", f"a spec is a mapping of fields, this is {_kind(data)}; begin with `name: ...`")])
+        raise SpecFaults([Fault("", f"the spec is {_kind(data)}; {_EXPECTED}")])
     return data
 
 

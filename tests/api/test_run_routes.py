@@ -16,6 +16,7 @@ from api.settings import ApiSettings
 from ppo_core.rundir import segment_dir
 from store.models import Checkpoint, Run, Sample, Worker, WorkerSlot
 from store.run_read import run_health
+from store.runs import transition
 from store.states import MOVES
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
@@ -146,7 +147,11 @@ def test_stopping_what_has_ended_is_409_and_says_what_is_allowed(
     answer = operator.post(f"/v1/runs/{run_id}/stop")
     assert answer.status_code == 409
     assert answer.json()["allowed"] == sorted(MOVES["stopped"])
-    assert operator.post("/v1/runs/r-none/stop").status_code == 404
+    name = operator.get(f"/v1/runs/{run_id}").json()["name"]
+    assert answer.json()["detail"] == f"{name} has already stopped at iteration 0."
+    unknown = operator.post("/v1/runs/r-none/stop")
+    assert unknown.status_code == 404
+    assert unknown.json()["detail"] == operator.get("/v1/runs/r-none").json()["detail"] == "There is no run 'r-none'."
 
 
 # Derived
@@ -167,6 +172,53 @@ def test_stopping_what_has_ended_is_409_and_says_what_is_allowed(
 def test_health_is_derived_from_two_clocks(columns: dict[str, Any], health: str) -> None:
     run = Run(**{"infrastructure_failures": 0, **columns})
     assert run_health(run, NOW) == health
+
+
+@pytest.mark.parametrize(
+    ("columns", "health", "code", "words"),
+    [
+        ({"lease_expires_at": datetime(2020, 1, 1, tzinfo=UTC)}, "unreachable", "unreachable", "No sign of life"),
+        ({"progress_deadline_at": datetime(2020, 1, 1, tzinfo=UTC)}, "late", "late", "s late with it"),
+        ({"infrastructure_failures": 2}, "degraded", "trainer_lost", "Was lost 2 times and restarted"),
+    ],
+)
+def test_bad_health_is_explained_wherever_a_run_is_read(
+    viewer: TestClient, make_run: Callable[..., str], sessions: sessionmaker[Session],
+    columns: dict[str, Any], health: str, code: str, words: str,
+) -> None:  # fmt: skip
+    run_id = make_run()
+    with sessions.begin() as session:
+        transition(session, run_id, "starting")
+        transition(session, run_id, "recovering", reason_code="trainer_lost", reason_detail="signal 9")
+    lost = viewer.get(f"/v1/runs/{run_id}").json()
+    assert (lost["health"], lost["reason_code"], lost["reason_detail"]) == ("degraded", "trainer_lost", "signal 9")
+    assert lost["hint"].startswith("Nothing needs doing")
+    with sessions.begin() as session:
+        for state in ("queued", "starting", "running"):
+            transition(session, run_id, state)
+    sound = viewer.get(f"/v1/runs/{run_id}").json()
+    assert (sound["health"], sound["reason_code"], sound["reason_detail"], sound["hint"]) == ("ok", None, None, None)
+    with sessions.begin() as session:
+        session.execute(update(Run).where(Run.id == run_id).values(**columns))
+    run = viewer.get(f"/v1/runs/{run_id}").json()
+    assert (run["health"], run["reason_code"]) == (health, code)
+    assert words in run["reason_detail"]
+    assert run["hint"]
+    listed = next(row for row in viewer.get("/v1/runs").json()["items"] if row["id"] == run_id)
+    assert listed["reason_code"] == code
+    assert listed["hint"] == run["hint"]
+
+
+def test_a_list_can_be_cut_down_to_what_begins_so(viewer: TestClient, make_run: Callable[..., str]) -> None:
+    run_id, other = make_run(name="50%_off now"), make_run(name="50 of them")
+
+    def found(match: str) -> list[str]:
+        return [run["id"] for run in viewer.get("/v1/runs", params={"match": match}).json()["items"]]
+
+    assert found("50%_") == [run_id], "no character of it is a wildcard"
+    assert found(run_id[:12]) == [run_id]
+    assert found("50") == [other, run_id]
+    assert found("off") == []
 
 
 def test_a_queued_run_says_why_it_waits(

@@ -176,6 +176,8 @@ def test_dry_run_says_what_it_would_do_and_queues_nothing(
     assert found["estimate"]["optimizer_steps"] == 100 * 2 * 4
     assert found["meaning"]
     assert isinstance(found["warnings"], list)
+    said = [text for text in (*found["meaning"], *found["warnings"]) if "no judge" in text]
+    assert said == ["no judge: nothing watches for reward hacking; set gate.judge and data.held_out"]
     assert num_runs() == before
 
 

@@ -46,6 +46,22 @@ def test_ended_run_takes_no_command(session: Session, make_run: Callable[..., Ru
     assert caught.value.allowed == ["queued"]
 
 
+@pytest.mark.parametrize(
+    ("state", "reason", "words"),
+    [
+        ("stopped", "stopped", "a has already stopped at iteration 12."),
+        ("stopped", "gate", "a has already stopped (gate) at iteration 12."),
+        ("succeeded", "goal", "a has already succeeded at iteration 12."),
+        ("failed", "fault", "a has already failed at iteration 12."),
+        ("cancelled", "stop_deadline", "a has already been cancelled at iteration 12."),
+        ("queued", None, "a is queued; it cannot be paused now."),
+    ],
+)
+def test_refusal_says_how_the_run_stands(state: str, reason: str | None, words: str) -> None:
+    run = Run(name="a", state=state, iteration=12, reason_code=reason)
+    assert commands.refusal_sentence(run, "pause") == words
+
+
 def test_stop_supersedes_pause_and_not_the_other_way_round(session: Session, make_run: Callable[..., Run]) -> None:
     run = _running(session, make_run())
     pause = request_command(session, run.id, "pause", "ada", 60)

@@ -94,10 +94,10 @@ def named(place: Place) -> str:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "this is None"),
-        ("# only a comment", "this is None"),
-        ("just words", "a mapping of fields, this is 'just words'"),
-        ("- a\n- b", "this is a list"),
+        ("", "the spec is empty; a spec is a mapping of fields"),
+        ("# only a comment", "the spec is empty"),
+        ("just words", "the spec is 'just words'; a spec is a mapping of fields"),
+        ("- a\n- b", "the spec is a list"),
         ("a: [", "line 1, column 5"),
         ("a: 1\n b: 2", "line 2"),
         ("a: b: c", "mapping values are not allowed here"),

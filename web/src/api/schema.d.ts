@@ -59,7 +59,7 @@ export interface paths {
         put?: never;
         /**
          * Stop Run
-         * @description Stop with a checkpoint. While a stop is open, asking again returns the same command.
+         * @description Stop with a checkpoint. While a stop is open, asking again returns the same command; 409 when the run is over.
          */
         post: operations["stop_run"];
         delete?: never;
@@ -965,11 +965,20 @@ export interface components {
             health: "ok" | "late" | "unreachable" | "degraded";
             /** Phase */
             phase: string | null;
-            /** Reason Code */
+            /**
+             * Reason Code
+             * @description Why it is in this state, or of this health: a stable word.
+             */
             reason_code: string | null;
-            /** Reason Detail */
+            /**
+             * Reason Detail
+             * @description The same as a sentence.
+             */
             reason_detail: string | null;
-            /** Hint */
+            /**
+             * Hint
+             * @description What to do about it.
+             */
             hint: string | null;
             /** Iteration */
             iteration: number;
@@ -1037,11 +1046,20 @@ export interface components {
             health: "ok" | "late" | "unreachable" | "degraded";
             /** Phase */
             phase: string | null;
-            /** Reason Code */
+            /**
+             * Reason Code
+             * @description Why it is in this state, or of this health: a stable word.
+             */
             reason_code: string | null;
-            /** Reason Detail */
+            /**
+             * Reason Detail
+             * @description The same as a sentence.
+             */
             reason_detail: string | null;
-            /** Hint */
+            /**
+             * Hint
+             * @description What to do about it.
+             */
             hint: string | null;
             /** Iteration */
             iteration: number;
@@ -1285,6 +1303,8 @@ export interface operations {
             query?: {
                 /** @description Only runs in these states. */
                 state?: ("queued" | "starting" | "running" | "pausing" | "paused" | "stopping" | "killing" | "stopped" | "cancelled" | "recovering" | "failed" | "succeeded")[] | null;
+                /** @description Only runs whose id or name begins with this. */
+                match?: string | null;
                 cursor?: string | null;
                 limit?: number;
             };
