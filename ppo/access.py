@@ -11,6 +11,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+DEFAULT_FOLDER = ".ppo-control"
+
 
 class NoAccess(Exception):
     """Address or key is missing; the message says where to put it."""
@@ -30,7 +32,7 @@ class Access:
 
 def data_folder() -> Path:
     """The data folder of a local platform."""
-    return Path(os.environ.get("PPO_HOME") or ".ppo-control").expanduser().resolve()
+    return Path(os.environ.get("PPO_HOME") or DEFAULT_FOLDER).expanduser().resolve()
 
 
 def client_file(data: Path) -> Path:

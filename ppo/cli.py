@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import sys
+import shlex
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from ppo import cli_runs, show
-from ppo.access import data_folder
+from ppo import cli_runs, show, streams
+from ppo.access import DEFAULT_FOLDER, data_folder
 from ppo.cli_options import Json, Overrides, SpecFile
-from ppo.exits import Exit
+from ppo.exits import CODES, Exit
 
 app = typer.Typer(
     name="ppo",
     help="Train language models with PPO: submit runs, watch them, stop them.",
+    epilog=f"Exit codes: {CODES}",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -34,7 +35,11 @@ def train(
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --run-dir.")] = False,
     json: Json = False,
 ) -> None:
-    """Run SPEC in this terminal, with no platform. Ctrl-C stops it with a checkpoint."""
+    """Run SPEC in this terminal, with no platform. Ctrl-C stops it with a checkpoint.
+
+    Its exit code is that of every command. The end of its journal has the trainer's own code, which becomes it so:
+    0 → 0 · 10 paused, 11 stopped, 75 drained → 3 · 69 gate or guard → 4 · 64 bad spec → 2 · all others → 1.
+    """
     from ppo import train as training
 
     with show.errors(json):
@@ -77,11 +82,8 @@ def up(
         if json:
             show.as_json({"url": stack.url, "login_link": link, "data": str(stack.data)})
             return
-        report("")
-        report(f"PPO Control runs at {stack.url}")
-        report(f"sign in once with   {link}")
-        report(f"data                {stack.data}")
-        report("Ctrl-C stops it; running runs save and go on at the next start")
+        for text in banner(stack.url, link, stack.data):
+            report(text)
 
     try:
         serve(make_stack(data or data_folder(), port, root or [], report), ready)
@@ -91,13 +93,18 @@ def up(
     report("stopped")
 
 
+def banner(url: str, link: str, data: Path) -> list[str]:
+    """What is said once the platform runs; in a folder that other commands would not look in, how they find it."""
+    lines = ["", f"PPO Control runs at {url}", f"sign in once with   {link}", f"data                {data}"]
+    if data != Path(DEFAULT_FOLDER).resolve():
+        lines.append(f"for other commands  export PPO_HOME={shlex.quote(str(data))}")
+    return [*lines, "Ctrl-C stops it; running runs save and go on at the next start"]
+
+
 def main() -> None:
     """Entry point of the `ppo` command."""
-    try:
+    with streams.leaving_with_the_reader():
         app()
-    except BrokenPipeError:  # `ppo ls | head` is no error of ours
-        sys.stderr.close()
-        sys.exit(int(Exit.SUCCEEDED))
 
 
 if __name__ == "__main__":

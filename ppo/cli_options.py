@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 SpecFile = Annotated[Path, typer.Argument(help="Run spec, YAML or JSON.", show_default=False)]
-RunId = Annotated[str, typer.Argument(help="Id of a run: r-...", show_default=False)]
+RunId = Annotated[str, typer.Argument(help="A run's id, its name, or the beginning of either.", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="JSON on standard output.")]
 Overrides = Annotated[
     list[str] | None,

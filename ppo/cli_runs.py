@@ -16,10 +16,11 @@ import typer
 from ppo import exits, show, watching
 from ppo.access import Access, find_access
 from ppo.cli_options import Json, Overrides, RunId, SpecFile
-from ppo.client import Client
+from ppo.client import Client, RefusedError
 from ppo.exits import Exit
+from ppo.finding import find_run
 from ppo.spec_file import read_spec_file
-from ppo.wire import Run
+from ppo.wire import TERMINAL, Run
 
 
 @contextmanager
@@ -44,8 +45,9 @@ def submit(
     json: Json = False,
 ) -> None:
     """Queue a run of SPEC. Relative paths in it count from its own folder."""
+    with show.errors(json):
+        fields = read_spec_file(spec, set_ or [])  # What is no spec at all is told without a platform.
     with _platform(json) as (client, access):
-        fields = read_spec_file(spec, set_ or [])
         if dry_run:
             answer = client.dry_run(fields)
             if json:
@@ -76,33 +78,40 @@ def ls(
     limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 50,
     json: Json = False,
 ) -> None:
-    """List runs, newest first."""
+    """List runs, newest first.
+
+    Into a pipe or file: one run a line, fields between tabs, no heading: id, name, state, reason, health, iteration,
+    score, KL, created.
+    """
     with _platform(json) as (client, _):
         runs = list(islice(client.runs(states=state or []), limit))
         if json:
             show.as_json(runs)
+        elif not show.out.is_terminal:
+            show.run_lines(runs)
         elif runs:
             show.run_table(runs)
         else:
             show.line("no runs")
 
 
-def get(run_id: RunId, json: Json = False) -> None:
+def get(run: RunId, json: Json = False) -> None:
     """Show how a run stands."""
     with _platform(json) as (client, access):
-        run = client.run(run_id)
+        found = find_run(client, run)
         if json:
-            show.as_json(run)
+            show.as_json(found)
         else:
-            show.run_page(run, _page(access, run_id))
+            show.run_page(found, _page(access, found["id"]))
 
 
-def watch(run_id: RunId, json: Json = False) -> None:
+def watch(run: RunId, json: Json = False) -> None:
     """Show a run live until it ends, and leave with its exit code. With --json: one event a line."""
     with _platform(json) as (client, access):
-        run = client.run(run_id)
+        found = find_run(client, run)
+        run_id = found["id"]
         if not json:
-            _watch(client, run)
+            _watch(client, found)
             _end(client, run_id, _page(access, run_id), json)
         try:
             for event in watching.events_until_over(client, run_id):
@@ -113,30 +122,43 @@ def watch(run_id: RunId, json: Json = False) -> None:
 
 
 def wait(
-    run_id: RunId,
+    run: RunId,
     timeout: Annotated[
         float | None, typer.Option(min=0, help="Seconds; exit code 5 when they are over.", show_default=False)
     ] = None,
     json: Json = False,
 ) -> None:
-    """Wait until a run has ended, and leave with its exit code.
-
-    0 succeeded, 1 failed, 2 usage, 3 stopped or cancelled, 4 gate or guard tripped, 5 timed out, 6 key refused, 7 no
-    platform reached, 130 Ctrl-C (the run goes on).
-    """
+    """Wait until a run has ended, and leave with its exit code (see `ppo --help`)."""
     with _platform(json) as (client, access):
+        run_id = find_run(client, run)["id"]
         _wait(client, run_id, timeout)
         _end(client, run_id, _page(access, run_id), json)
 
 
 def stop(
-    run_id: RunId,
-    wait: Annotated[bool, typer.Option("--wait", help="Until it has ended; exit code 3 when it was stopped.")] = False,
+    run: RunId,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Until it has ended, and leave with its exit code: 3 when it was stopped.")
+    ] = False,
     json: Json = False,
 ) -> None:
-    """Ask a run to stop with a checkpoint."""
+    """Ask a run to stop with a checkpoint. One that is over already is no error: exit code 0, and --json gives it."""
     with _platform(json) as (client, access):
-        command = client.stop(run_id)
+        run_id = find_run(client, run)["id"]
+        page = _page(access, run_id)
+        try:
+            command = client.stop(run_id)
+        except RefusedError as refusal:
+            found = client.run(run_id)
+            if found["state"] not in TERMINAL:
+                raise
+            if wait:
+                _end(client, run_id, page, json)
+            if json:
+                show.as_json({**found, "url": page})
+            else:
+                show.line(refusal.detail)
+            return
         if not wait:
             if json:
                 show.as_json(command)
@@ -144,7 +166,7 @@ def stop(
                 show.command(command)
             return
         _wait(client, run_id)
-        _end(client, run_id, _page(access, run_id), json)
+        _end(client, run_id, page, json)
 
 
 def _is_over(run: Run) -> bool:

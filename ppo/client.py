@@ -81,6 +81,10 @@ class NotFoundError(RequestError):
     """There is no such thing."""
 
 
+class RefusedError(RequestError):
+    """What is asked does not fit how the run stands, which the message says; `allowed` lists states it can go to."""
+
+
 class WaitTimeoutError(ClientError):
     """The run had not ended in time. It goes on."""
 
@@ -127,16 +131,20 @@ class Client:
         """What a spec would do; nothing is queued."""
         return cast(DryRun, self._repeat("POST", "/v1/runs", json=_spec_body(spec), params={"dry_run": "true"}))
 
-    def runs(self, *, states: Sequence[str] = ()) -> Iterator[Run]:
-        """Runs, newest first, all pages."""
-        return cast(Iterator[Run], self._pages("/v1/runs", {"state": list(states)}))
+    def runs(self, *, states: Sequence[str] = (), match: str | None = None) -> Iterator[Run]:
+        """Runs, newest first, all pages; with `match` those whose id or name begins with it."""
+        return cast(Iterator[Run], self._pages("/v1/runs", {"state": list(states), "match": match}))
 
     def run(self, run_id: str) -> RunDetail:
         """A run as it stands, with its full spec."""
         return cast(RunDetail, self._get(f"/v1/runs/{_part(run_id)}"))
 
     def stop(self, run_id: str) -> Command:
-        """Ask a run to stop with a checkpoint."""
+        """Ask a run to stop with a checkpoint.
+
+        Raises:
+            RefusedError: it has ended already; the message says how.
+        """
         return cast(Command, self._once("POST", f"/v1/runs/{_part(run_id)}/stop"))
 
     def command(self, run_id: str, command_id: str) -> Command:
@@ -330,6 +338,8 @@ def _refusal(answer: httpx.Response) -> RequestError:
         problem = {}
     fields = problem if isinstance(problem, dict) else {}
     kinds: dict[int, type[RequestError]] = {401: AccessError, 403: AccessError, 404: NotFoundError}
+    if fields.get("code") == "illegal_move":
+        return RefusedError(answer.status_code, fields)
     return kinds.get(answer.status_code, RequestError)(answer.status_code, fields)
 
 

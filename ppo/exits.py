@@ -22,6 +22,14 @@ class Exit(enum.IntEnum):
     AUTH = 6
     UNREACHABLE = 7
     DETACHED = 130  # Ctrl-C while watching: the run goes on
+    READER_GONE = 141  # `ppo ls | head -1`: as a shell reports SIGPIPE. 0 would say that a run had succeeded
+
+
+CODES = (
+    "0 succeeded · 1 failed · 2 usage, bad spec · 3 stopped or cancelled · 4 gate or guard tripped · "
+    "5 wait timed out · 6 key refused · 7 no platform reached · 130 Ctrl-C, the run goes on · "
+    "141 nobody reads the output any longer"
+)
 
 
 def of_run(state: str, reason_code: str | None) -> Exit | None:

@@ -10,19 +10,20 @@ from typing import Any
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
 from ppo.access import NoAccess, NoPlatform
 from ppo.client import AccessError, ClientError, NotFoundError, RequestError, UnreachableError, WaitTimeoutError
 from ppo.exits import Exit
+from ppo.finding import AmbiguousRunError
 from ppo.run_view import MAIN_METRICS, number
 from ppo.wire import Command, DryRun, Run
 from ppo_core.spec import SpecFaults
 
 out = Console()
 err = Console(stderr=True)
+WIDE = 100  # columns of a terminal
 
 
 def line(text: str, console: Console = out) -> None:
@@ -38,38 +39,57 @@ def as_json(value: Any) -> None:
 
 
 def run_table(runs: Iterable[Run]) -> None:
-    """One row a run."""
-    table = Table(box=None, pad_edge=False)
-    for heading in ("run", "name", "state", "iteration", "score", "KL", "created"):
-        table.add_column(heading, no_wrap=heading == "run")
+    """One row a run, for a terminal: where it is narrow, long names and reasons are cut and nothing else is."""
+    table = Table(box=None, pad_edge=False, padding=(0, 1))
+    headings = ["run", "name", "state", "iteration", "score", "KL"]
+    if out.width >= WIDE:  # The newest are on top anyway.
+        headings.append("created (UTC)")
+    for heading in headings:
+        table.add_column(heading, no_wrap=heading not in ("name", "state"))
     for run in runs:
-        table.add_row(
+        row = (
             run["id"],
-            Text(run["name"]),
-            state(run),
-            f"{run['iteration']}/{run['num_iterations']}",
-            number(run["latest"].get("reward/score_mean")),
-            number(run["latest"].get("kl/ref_sequence")),
-            run["created_at"][:19].replace("T", " "),
+            Text(run["name"], no_wrap=True, overflow="ellipsis"),
+            Text(state(run), no_wrap=True, overflow="ellipsis"),
+            _progress(run),
+            *_score_and_kl(run),
+            run["created_at"][:16].replace("T", " "),
         )
+        table.add_row(*row[: len(headings)])
     out.print(table)
+
+
+def run_lines(runs: Iterable[Run]) -> None:
+    """One line a run, for programs: fields between tabs, nothing cut; a name holds no tab by the spec's rule."""
+    for run in runs:
+        reason, health = run["reason_code"] or "", run["health"]
+        fields = (run["id"], run["name"], run["state"], reason, health, _progress(run), *_score_and_kl(run))
+        print(*fields, run["created_at"], sep="\t")
+
+
+def _progress(run: Run) -> str:
+    return f"{run['iteration']}/{run['num_iterations']}"
+
+
+def _score_and_kl(run: Run) -> tuple[str, str]:
+    return number(run["latest"].get("reward/score_mean")), number(run["latest"].get("kl/ref_sequence"))
 
 
 def state(run: Run) -> str:
     """State, why, and whether it is in trouble."""
     words: list[str] = [run["state"]]
-    if run["reason_code"]:
+    if run["reason_code"] and run["reason_code"] != run["state"]:
         words.append(f"({run['reason_code']})")
     if run["health"] != "ok":
         words.append(f"[{run['health']}]")
-    return escape(" ".join(words))
+    return " ".join(words)
 
 
 def run_page(run: Run, url: str) -> None:
     """One run, as far as a screen goes."""
     line(f"{run['name']}  {run['id']}")
-    out.print(f"  state      {state(run)}", highlight=False)
     for label, value in (
+        ("state", state(run)),
         ("why", run["reason_detail"]),
         ("remedy", run["hint"]),
         ("waits for", run["waiting_reason"]),
@@ -106,7 +126,7 @@ def errors(json_wanted: bool) -> Iterator[None]:
         yield
     except SpecFaults as error:
         faults = [{"pointer": fault.pointer, "message": fault.message} for fault in error.faults]
-        raise _leave(json_wanted, Exit.USAGE, "bad_spec", "the spec cannot be used", faults) from error
+        raise _leave(json_wanted, Exit.USAGE, "bad_spec", error.heading, faults) from error
     except NoPlatform as error:
         raise _leave(json_wanted, Exit.UNREACHABLE, "no_platform", str(error)) from error
     except NoAccess as error:
@@ -121,10 +141,10 @@ def errors(json_wanted: bool) -> Iterator[None]:
     except RequestError as error:
         usage = isinstance(error, NotFoundError) or error.status in (400, 409, 413, 422)
         code = Exit.USAGE if usage else Exit.UNREACHABLE if error.status >= 500 else Exit.FAILED
-        detail = error.detail + (
-            f" (allowed now: {', '.join(error.allowed) or 'nothing'})" if error.allowed is not None else ""
-        )
+        detail = f"{error.detail} See `ppo ls`." if isinstance(error, NotFoundError) else error.detail
         raise _leave(json_wanted, code, error.code, detail, error.errors) from error
+    except AmbiguousRunError as error:
+        raise _leave(json_wanted, Exit.USAGE, "ambiguous", str(error)) from error
     except ClientError as error:
         raise _leave(json_wanted, Exit.FAILED, "client", str(error)) from error
 
@@ -136,6 +156,8 @@ def _leave(
     faults = list(faults)
     if json_wanted:
         as_json({"error": {"code": name, "detail": detail, "errors": faults}})
+    elif len(faults) == 1 and not faults[0]["pointer"]:
+        line(f"error: {faults[0]['message']}", err)  # A fault of no field in particular says it all.
     else:
         line(f"error: {detail}", err)
         for fault in faults:

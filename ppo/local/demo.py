@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import ppo.local
-from ppo import exits, show
+from ppo import exits, show, streams
 from ppo.access import data_folder
 from ppo.client import Client, ClientError, RequestError
 from ppo.exits import Exit
@@ -99,4 +99,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with streams.leaving_with_the_reader():
+        sys.exit(main())

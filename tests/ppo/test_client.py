@@ -18,7 +18,15 @@ from api.main import create_app
 from api.settings import ApiSettings
 from ppo import client as client_module
 from ppo import wire
-from ppo.client import AccessError, Client, NotFoundError, RequestError, UnreachableError, WaitTimeoutError
+from ppo.client import (
+    AccessError,
+    Client,
+    NotFoundError,
+    RefusedError,
+    RequestError,
+    UnreachableError,
+    WaitTimeoutError,
+)
 from store import keys, states
 from store.commands import request_command
 from store.events import append_event
@@ -135,7 +143,7 @@ def test_refusals_have_their_kinds(client: Client, spec: dict[str, Any], setting
         client.run("r-none/../x?y#z")
     run = client.submit(spec)
     client.stop(run["id"])
-    with pytest.raises(RequestError) as caught:
+    with pytest.raises(RefusedError, match="from a client has already stopped at iteration 0") as caught:
         client.stop(run["id"])
     assert caught.value.status == 409
     assert caught.value.allowed == ["queued"]

@@ -116,7 +116,12 @@ def test_a_stopped_run_leaves_with_3(access: dict[str, str], client: Client, wri
     assert stopped.returncode == 3, stopped.stdout + stopped.stderr
     assert ppo("wait", run["id"], env=access).returncode == 3
     assert ppo("watch", run["id"], env=access).returncode == 3
-    assert ppo("stop", run["id"], env=access).returncode == 2, "there is nothing left to stop"
+    for _ in range(2):
+        again = ppo("stop", run["id"], env=access)
+        assert again.returncode == 0, "it does stand still"
+        assert "has already stopped at iteration" in again.stdout
+    assert json.loads(ppo("stop", run["id"], "--json", env=access).stdout)["state"] == "stopped"
+    assert ppo("stop", run["id"], "--wait", env=access).returncode == 3
     assert [checkpoint["reason"] for checkpoint in client.checkpoints(run["id"])] == ["stop"]
 
 
@@ -175,7 +180,33 @@ def test_ls_and_get_show_runs(access: dict[str, str], write_spec: WriteSpec) -> 
     shown = ppo("get", run["id"], env=access)
     assert "succeeded" in shown.stdout
     assert "reward/score_mean" in shown.stdout
-    assert ppo("get", "r-nosuchrun", env=access).returncode == 2
+    lines = ppo("ls", env={**access, "COLUMNS": "40"}).stdout.splitlines()
+    row = next(line.split("\t") for line in lines if line.startswith(run["id"]))
+    assert (row[1], *row[2:6], row[8]) == (run["name"], "succeeded", "goal", "ok", "3/3", run["created_at"])
+    assert all(line.count("\t") == 8 for line in lines)
+    unknown = ppo("get", "r-nosuchrun", env=access)
+    assert unknown.returncode == 2
+    assert unknown.stderr == "error: There is no run 'r-nosuchrun'. See `ppo ls`.\n"
+
+
+def test_a_reader_that_leaves_ends_a_command_quietly(access: dict[str, str], write_spec: WriteSpec) -> None:
+    run = json.loads(ppo("submit", write_spec(3), "--wait", "--json", env=access).stdout)
+    for words in (["ls"], ["watch", run["id"]], ["wait", run["id"], "--json"], ["get", run["id"]], ["--help"]):
+        gone, ours = os.pipe()
+        os.close(gone)
+        done = subprocess.run(
+            [sys.executable, "-m", "ppo.cli", *words], env={**os.environ, **access}, stdout=ours,
+            stderr=subprocess.PIPE, text=True, check=False, timeout=60,
+        )  # fmt: skip
+        os.close(ours)
+        assert (done.returncode, done.stderr) == (141, ""), words
+
+
+def test_what_is_no_spec_needs_no_platform(access: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "spec.yaml").write_text("# later\n")
+    done = ppo("submit", tmp_path / "spec.yaml", env={**access, "PPO_HOME": str(tmp_path)})
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: the spec is empty; ")
 
 
 def test_watch_as_json_is_one_event_a_line_live_and_afterwards(access: dict[str, str], write_spec: WriteSpec) -> None:
