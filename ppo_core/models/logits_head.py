@@ -14,8 +14,9 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from ppo_core.alignment import gathered_logprobs
-from ppo_core.errors import DataError
+from ppo_core.errors import DataError, ShapeError
 from ppo_core.losses import token_entropies
+from ppo_core.models.token_sets import TokenSets
 
 # "measured": without gradient, so that a metric costs no memory in the update.
 EntropyUse = Literal["none", "measured", "trained"]
@@ -83,7 +84,12 @@ class LogitsHead:
             )
 
     def logprobs(
-        self, states: Tensor, tokens: Tensor, temperature: float, entropy: EntropyUse
+        self,
+        states: Tensor,
+        tokens: Tensor,
+        temperature: float,
+        entropy: EntropyUse,
+        token_sets: TokenSets | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Logprobs of `tokens`, and the entropies of the distributions they were drawn from, chunk by chunk.
 
@@ -95,16 +101,25 @@ class LogitsHead:
             tokens: [N] int64.
             temperature: the sampling temperature, > 0.
             entropy: whether to return entropies too, and whether they carry a gradient.
+            token_sets: the ids that could be drawn for each of the N tokens; None: all of them.
 
         Returns:
             logprobs [N] and entropies [N] or None; float32, nats.
+
+        Raises:
+            ShapeError: there are not as many token sets as tokens.
         """
-        starts = range(0, max(1, len(tokens)), CHUNK_POSITIONS)
-        chunks = [(states[at : at + CHUNK_POSITIONS], tokens[at : at + CHUNK_POSITIONS]) for at in starts]
+        if token_sets is not None and len(token_sets) != len(tokens):
+            raise ShapeError(f"{len(token_sets)} token sets do not fit {len(tokens)} tokens")
+        ends = [(at, at + CHUNK_POSITIONS) for at in range(0, max(1, len(tokens)), CHUNK_POSITIONS)]
+        chunks = [
+            (states[at:end], tokens[at:end], None if token_sets is None else token_sets.part(at, end))
+            for at, end in ends
+        ]
         remake = torch.is_grad_enabled() and len(chunks) > 1
 
-        def one(some: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor | None]:
-            logits = self(some)
+        def one(some: Tensor, wanted: Tensor, sets: TokenSets | None) -> tuple[Tensor, Tensor | None]:
+            logits = self(some) if sets is None else sets.limit(self(some))
             logprobs = gathered_logprobs(logits, wanted, temperature)
             if entropy == "none":
                 return logprobs, None
@@ -112,10 +127,8 @@ class LogitsHead:
                 return logprobs, token_entropies(logits, temperature)
 
         parts = [
-            checkpoint(one, some, wanted, use_reentrant=False, preserve_rng_state=False)
-            if remake
-            else one(some, wanted)
-            for some, wanted in chunks
+            checkpoint(one, *chunk, use_reentrant=False, preserve_rng_state=False) if remake else one(*chunk)
+            for chunk in chunks
         ]
         entropies = [part[1] for part in parts if part[1] is not None]
         return torch.cat([part[0] for part in parts]), torch.cat(entropies) if entropies else None

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from ppo_core.alignment import next_tokens
 from ppo_core.models.adapters import merged_state_dict
 from ppo_core.models.logits_head import EntropyUse, LogitsHead
+from ppo_core.models.token_sets import TokenSets
 from ppo_core.models.trunk import RowLayout, Trunk
 
 ValueHeadKind = Literal["shared", "shared_detached", "separate"]
@@ -67,6 +68,7 @@ class PolicyModel(nn.Module):
         temperature: float,
         entropy: EntropyUse,
         freeze_policy: bool = False,
+        token_sets: TokenSets | None = None,
     ) -> PolicyOutput:
         """Logprobs, values and, if wanted, entropies of the tokens in the mask.
 
@@ -79,6 +81,7 @@ class PolicyModel(nn.Module):
             temperature: the sampling temperature, > 0.
             entropy: whether to return each token's entropy too, and whether it carries a gradient.
             freeze_policy: only the value head gets a gradient; the logprobs have none.
+            token_sets: the ids that could be drawn for each token in the mask, row by row; None: all of them.
 
         Raises:
             ShapeError: the three tensors do not fit.
@@ -86,18 +89,26 @@ class PolicyModel(nn.Module):
         with torch.set_grad_enabled(torch.is_grad_enabled() and not freeze_policy):
             states = self.trunk.predicting_states(input_ids, attention_mask, mask)
             tokens = next_tokens(input_ids)[mask.bool()].to(states.device)
-            logprobs, entropies = self.logits_head.logprobs(states, tokens, temperature, entropy)
+            logprobs, entropies = self.logits_head.logprobs(states, tokens, temperature, entropy, token_sets)
         return PolicyOutput(
             logprobs=scattered(logprobs, mask),
             values=self._values(states, mask),
             entropy=None if entropies is None else scattered(entropies, mask),
         )
 
-    def logprobs(self, input_ids: Tensor, attention_mask: Tensor, mask: Tensor, *, temperature: float) -> Tensor:
+    def logprobs(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        mask: Tensor,
+        *,
+        temperature: float,
+        token_sets: TokenSets | None = None,
+    ) -> Tensor:
         """`predict`'s logprobs alone: [B, T], 0 where masked."""
         states = self.trunk.predicting_states(input_ids, attention_mask, mask)
         tokens = next_tokens(input_ids)[mask.bool()].to(states.device)
-        found, _ = self.logits_head.logprobs(states, tokens, temperature, "none")
+        found, _ = self.logits_head.logprobs(states, tokens, temperature, "none", token_sets)
         return scattered(found, mask)
 
     def _values(self, states: Tensor, mask: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from torch import Tensor
 from ppo_core.alignment import response_mask
 from ppo_core.data.prompts import PromptBatch
 from ppo_core.errors import RolloutError
+from ppo_core.models.token_sets import TokenSets, joined
 from ppo_core.rollout.engine import FinishReason, Response
 
 
@@ -34,6 +35,7 @@ class Rollout:
     prompt_texts: tuple[str, ...]
     response_texts: tuple[str, ...]
     policy_version: int  #: of the weights that made the responses
+    token_sets: tuple[TokenSets, ...] | None = None  #: of each response's tokens; None where every id could be drawn
 
     @property
     def num_rows(self) -> int:
@@ -55,6 +57,10 @@ class Rollout:
         ids: list[int] = self.input_ids[row, start : start + length].tolist()
         return ids
 
+    def token_sets_of(self, rows: Tensor) -> TokenSets | None:
+        """The token sets of the given rows [b] (int64), row by row; None where every id could be drawn."""
+        return None if self.token_sets is None else joined([self.token_sets[row] for row in rows.tolist()])
+
     def select(self, rows: Tensor) -> Rollout:
         """The given rows [b] (int64), in that order, at the same width."""
         chosen: list[int] = rows.tolist()
@@ -71,6 +77,7 @@ class Rollout:
             prompt_indices=tuple(self.prompt_indices[row] for row in chosen),
             prompt_texts=tuple(self.prompt_texts[row] for row in chosen),
             response_texts=tuple(self.response_texts[row] for row in chosen),
+            token_sets=None if self.token_sets is None else tuple(self.token_sets[row] for row in chosen),
         )
 
 
@@ -91,7 +98,8 @@ def assemble(
         policy_version: of the engine at generation.
 
     Raises:
-        RolloutError: not one response a prompt, not one logprob a token, or a finish reason that is none.
+        RolloutError: not one response a prompt, not one logprob or token set a token, token sets for some responses
+            only, or a finish reason that is none.
         AlignmentError: a row's mask does not hold as many tokens as were generated.
     """
     if len(responses) != len(prompts.prompt_ids):
@@ -101,6 +109,11 @@ def assemble(
             raise RolloutError(f"row {row} ended by {response.finish_reason!r}; expected 'stop' or 'length'")
         if len(response.logprobs) != len(response.ids):
             raise RolloutError(f"row {row} has {len(response.ids)} tokens but {len(response.logprobs)} logprobs")
+        if response.token_sets is not None and len(response.token_sets) != len(response.ids):
+            raise RolloutError(f"row {row} has {len(response.ids)} tokens but {len(response.token_sets)} token sets")
+    token_sets = tuple(response.token_sets for response in responses if response.token_sets is not None)
+    if token_sets and len(token_sets) != len(responses):
+        raise RolloutError(f"only {len(token_sets)} of {len(responses)} responses say which tokens could be drawn")
     starts = torch.tensor([len(ids) for ids in prompts.prompt_ids], dtype=torch.long)
     lengths = torch.tensor([len(response.ids) for response in responses], dtype=torch.long)
     width = int((starts + lengths).max())
@@ -127,6 +140,7 @@ def assemble(
             for prompt, response in zip(prompts.prompt_ids, responses, strict=True)
         ),
         policy_version=policy_version,
+        token_sets=token_sets or None,
     )
 
 

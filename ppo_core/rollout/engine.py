@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from ppo_core.models.policy import PolicyModel
+from ppo_core.models.token_sets import TokenSets
 
 FinishReason = Literal["stop", "length"]
 
@@ -21,11 +22,13 @@ class Response:
     `ids` hold the stop token, if one ended the response. `finish_reason` is "stop" where a stop id or stop string
     ended it, "length" where it was cut off. `logprobs` are the engine's own, one a token, of the distribution it
     sampled from: a thing to measure, never the old logprobs of an update. Empty ids are legal.
+    `token_sets` say for each token which ids could be drawn; None where all could.
     """
 
     ids: list[int]
     finish_reason: FinishReason
     logprobs: list[float]
+    token_sets: TokenSets | None = None
 
 
 @dataclass(frozen=True)

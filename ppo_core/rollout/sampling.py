@@ -38,3 +38,34 @@ def sample_tokens(logits: Tensor, temperature: float, draws: Tensor) -> tuple[Te
     # NaN logits find no place: their token is the last one and its logprob NaN, for the caller to see.
     tokens = torch.searchsorted(cumulative, target, right=True).clamp(max=logits.shape[1] - 1)
     return tokens.squeeze(1), probabilities.gather(1, tokens).squeeze(1).log()
+
+
+def drawable_tokens(logits: Tensor, temperature: float, top_p: float, top_k: int, forbidden: Tensor) -> Tensor:
+    """Which tokens each row may draw, by the usual order of limits: forbidden ids, temperature, top-k, top-p.
+
+    At least one a row. Of equally likely tokens the lower id comes first.
+
+    Args:
+        logits: [B, V], any floating type; -inf is legal.
+        temperature: > 0.
+        top_p: in (0, 1]: the fewest likeliest tokens whose probabilities add up to this or more; 1 keeps all.
+        top_k: the so many likeliest tokens; 0 keeps all.
+        forbidden: [n] int64, ids that no row may draw; n may be 0.
+
+    Returns:
+        [B, V] bool.
+
+    Example: probabilities .5 .3 .2 and top_p .6 keep the first two; with id 0 forbidden they keep .6 .4, the others.
+    Source: Holtzman et al. 2020, arXiv:1904.09751, for top-p.
+    """
+    allowed = logits.float().index_fill(1, forbidden, -torch.inf) / temperature
+    ordered, order = allowed.sort(dim=-1, descending=True, stable=True)
+    if top_k:
+        ordered = ordered.clone()
+        ordered[:, top_k:] = -torch.inf
+    probabilities = ordered.softmax(dim=-1, dtype=torch.float64)
+    before = probabilities.cumsum(dim=-1) - probabilities
+    kept = ordered > -torch.inf
+    if top_p < 1:
+        kept &= before < top_p
+    return torch.zeros_like(kept).scatter(1, order, kept)

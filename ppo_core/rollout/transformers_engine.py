@@ -20,6 +20,7 @@ from ppo_core.errors import DataError, RolloutError, WeightSyncError
 from ppo_core.models.policy import PolicyModel
 from ppo_core.models.trunk import position_ids
 from ppo_core.rollout.engine import Response, SyncReport
+from ppo_core.rollout.limits import SamplingLimits
 from ppo_core.rollout.sampling import sample_tokens, uniform_draws
 from ppo_core.rollout.weights import same_storage, weights_digest
 from ppo_core.spec.groups import RolloutConfig
@@ -118,6 +119,7 @@ class TransformersEngine:
         draws = uniform_draws(seeds, config.max_new_tokens).to(device)
         stop_ids = torch.tensor(self._stop_ids, dtype=torch.long, device=device)
         num_rows = len(prompt_ids)
+        limits = SamplingLimits(config, self._stop_ids, num_rows)
         ids = torch.zeros(num_rows, config.max_new_tokens, dtype=torch.long, device=device)
         logprobs = torch.zeros(num_rows, config.max_new_tokens, device=device)
         lengths = torch.full((num_rows,), config.max_new_tokens, device=device)
@@ -128,10 +130,11 @@ class TransformersEngine:
             for step in range(config.max_new_tokens):
                 if check is not None:
                     check()
+                logits = limits.limited(logits, rows, step)
                 tokens, logprobs[rows, step] = sample_tokens(logits, config.temperature, draws[rows, step])
                 ids[rows, step] = tokens
                 ended = torch.isin(tokens, stop_ids)
-                if config.stop_strings:
+                if config.stop_strings and step >= config.min_new_tokens:
                     ended |= self._ends_by_string(ids[rows, : step + 1], unfinished & ~ended)
                 ended &= unfinished
                 if bool(ended.any()):
@@ -155,9 +158,11 @@ class TransformersEngine:
         cut_off = torch.zeros(num_rows, dtype=torch.bool, device=device)
         cut_off[rows[unfinished]] = True
         return [
-            Response(row_ids[:length], "length" if cut else "stop", row_logprobs[:length])
-            for row_ids, row_logprobs, length, cut in zip(
-                ids.tolist(), logprobs.tolist(), lengths.tolist(), cut_off.tolist(), strict=True
+            Response(
+                row_ids[:length], "length" if cut else "stop", row_logprobs[:length], limits.token_sets(row, length)
+            )
+            for row, (row_ids, row_logprobs, length, cut) in enumerate(
+                zip(ids.tolist(), logprobs.tolist(), lengths.tolist(), cut_off.tolist(), strict=True)
             )
         ]
 

@@ -119,11 +119,32 @@ class RolloutConfig(Group):
         1.0, "rollback", "Divides the logits when sampling, and in every logprob pass.", gt=0, le=10
     )
     top_p: float = setting(
-        1.0, "rollback", "Nucleus sampling; only 1.0, since less changes the distribution.", ge=1, le=1
+        1.0,
+        "rollback",
+        "Only the fewest likeliest tokens whose probabilities add up to this are drawn; below 1 needs `renormalize`.",
+        gt=0,
+        le=1,
     )
-    top_k: int = setting(0, "rollback", "Top-k sampling; only 0 (off), since it changes the distribution.", ge=0, le=0)
+    top_k: int = setting(
+        0,
+        "rollback",
+        "Only so many likeliest tokens are drawn; above 0 (off) needs `renormalize`.",
+        ge=0,
+        le=1_000_000,
+    )
     min_new_tokens: int = setting(
-        0, "rollback", "Shortest response; only 0, since forbidding the end changes the distribution.", ge=0, le=0
+        0,
+        "rollback",
+        "So many first tokens are never a stop id, and stop strings are looked for after them; above 0 needs "
+        "`renormalize`.",
+        ge=0,
+        le=131072,
+    )
+    renormalize: bool = setting(
+        False,
+        "rollback",
+        "Allows top_p, top_k and min_new_tokens: logprobs, KL and entropy are then of the distributions over the very "
+        "tokens that could be drawn at each position, which are kept with the rollout.",
     )
     stop_ids: list[Annotated[int, Field(ge=0)]] = setting(
         [], "rollback", "Token ids that end a response, besides the model's end-of-text.", max_length=64
@@ -131,6 +152,36 @@ class RolloutConfig(Group):
     stop_strings: list[Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[^\x00]+$")]] = setting(
         [], "rollback", "Texts that end a response once they appear in it.", max_length=16
     )
+
+    @property
+    def limits_sampling(self) -> bool:
+        """Whether any token may be kept from being drawn."""
+        return self.top_p < 1 or self.top_k > 0 or self.min_new_tokens > 0
+
+    @model_validator(mode="after")
+    def _limits_are_accounted_for(self) -> Self:
+        misfits = []
+        limits = {"top_p": self.top_p < 1, "top_k": self.top_k > 0, "min_new_tokens": self.min_new_tokens > 0}
+        if not self.renormalize:
+            # Logprobs over all tokens would be of another distribution than the responses: KL turns negative.
+            misfits = [
+                (
+                    f"/{name}",
+                    f"{name} {getattr(self, name):g} changes the distribution that responses come from, so that "
+                    "logprobs over all tokens would be wrong; set rollout.renormalize to true, or leave the field out",
+                )
+                for name, limits_it in limits.items()
+                if limits_it
+            ]
+        if self.min_new_tokens >= self.max_new_tokens:
+            message = (
+                f"min_new_tokens {self.min_new_tokens} leaves no place for an end within max_new_tokens "
+                f"{self.max_new_tokens}, so every response would be cut off; lower it"
+            )
+            misfits.append(("/min_new_tokens", message))
+        if misfits:
+            raise Misfits(misfits)
+        return self
 
 
 class RewardSource(Group):

@@ -72,6 +72,7 @@ class LocalEngine:
             batch.mask,
             temperature=self._spec.rollout.temperature,
             entropy=entropy,
+            token_sets=batch.token_sets,
             freeze_policy=freeze_policy,
         )
         if self._critic is None:

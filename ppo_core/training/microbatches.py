@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ppo_core.models.token_sets import TokenSets
 from ppo_core.models.trunk import RowLayout
 from ppo_core.rollout.batch import Rollout
 from ppo_core.seeds import generator
@@ -22,13 +23,14 @@ class Microbatch:
     """Rows of one forward pass, cut to their own longest row.
 
     `rows` [b] says which rows of the rollout they are; `input_ids`, `attention_mask` [b, l]; `mask` [b, l - 1] is the
-    response mask on the shifted grid.
+    response mask on the shifted grid. `token_sets` are those of its tokens, row by row; None where all can be drawn.
     """
 
     rows: Tensor
     input_ids: Tensor
     attention_mask: Tensor
     mask: Tensor
+    token_sets: TokenSets | None = None
 
     def cut(self, per_token: Tensor) -> Tensor:
         """This microbatch's part [b, l - 1] of a per-token tensor [B, T] of the whole rollout."""
@@ -72,6 +74,7 @@ def microbatches(rollout: Rollout, rows: Tensor, token_budget: int, layout: RowL
                 input_ids=rollout.input_ids[some, :longest],
                 attention_mask=rollout.attention_mask[some, :longest],
                 mask=rollout.response_mask[some, : longest - 1],
+                token_sets=rollout.token_sets_of(some),
             )
         )
         start += len(some)

@@ -52,6 +52,10 @@ def forward_logprobs(
     for batch in plan:
         check()
         logprobs[batch.rows, : batch.mask.shape[1]] = reference.logprobs(
-            batch.input_ids, batch.attention_mask, batch.mask, temperature=spec.rollout.temperature
+            batch.input_ids,
+            batch.attention_mask,
+            batch.mask,
+            temperature=spec.rollout.temperature,
+            token_sets=batch.token_sets,
         )
     return logprobs

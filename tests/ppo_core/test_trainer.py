@@ -313,3 +313,24 @@ def test_a_missing_model_is_refused_with_its_path(toy: dict[str, Any], tmp_path:
     segment = toy_segment(tmp_path, changed(toy, policy={"model": "/nowhere/model"}))
     assert run_segment(segment, token=0, attempt=1) == ExitCode.BAD_SPEC
     assert "/policy/model: '/nowhere/model' does not exist" in journal(segment, "end")[-1].payload["error"]["message"]
+
+
+@pytest.mark.parametrize("limits", [{"top_p": 0.9, "top_k": 40}, {"min_new_tokens": 4}])
+def test_with_renormalised_limits_ratio_and_engine_gap_are_those_of_full_sampling(
+    toy: dict[str, Any], tmp_path: Path, limits: dict[str, Any]
+) -> None:
+    """T08: the first ratio is 1, the first KL 0, and later ones are never clearly negative."""
+    rollout = {"renormalize": True, **limits}
+    segment = toy_segment(tmp_path, changed(toy, rollout=rollout, update={"token_budget": 100}))
+    assert run_segment(segment, token=0, attempt=1) == ExitCode.DONE
+    metrics = metrics_of(segment)
+    for iteration in (1, 2, 3):
+        assert metrics[iteration]["policy/first_minibatch_ratio_max_dev"] < 1e-4
+        assert metrics[iteration]["rollout/engine_gap_max"] < 1e-4
+        assert metrics[iteration]["kl/ref_token"] > -1e-3
+    assert metrics[1]["kl/ref_token"] == 0
+    assert metrics[3]["kl/ref_token_k3"] > 0
+    if "top_k" in limits:
+        assert metrics[1]["policy/entropy"] < math.log(40)
+    else:
+        assert metrics[1]["response/length_mean"] > 4

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
-from ppo_core.rollout.sampling import sample_tokens, uniform_draws
+from ppo_core.rollout.sampling import drawable_tokens, sample_tokens, uniform_draws
 
 
 def test_a_row_of_draws_is_its_seeds_alone() -> None:
@@ -43,3 +44,40 @@ def test_temperature_divides_the_logits() -> None:
     tokens, logprobs = sample_tokens(torch.tensor([[2.0, 1.0, 0.0]]), 0.5, torch.tensor([0.9], dtype=torch.float64))
     assert tokens.item() == 1
     torch.testing.assert_close(logprobs, torch.tensor([-2.1429]), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("top_p", "top_k", "forbidden", "kept"),
+    [
+        (1.0, 0, [], [0, 1, 2, 3]),
+        (0.4, 0, [], [0]),
+        (0.41, 0, [], [0, 1]),  # the first alone has .4
+        (0.7, 0, [], [0, 1]),
+        (0.001, 0, [], [0]),
+        (1.0, 2, [], [0, 1]),
+        (1.0, 9, [], [0, 1, 2, 3]),
+        (1.0, 0, [0], [1, 2, 3]),
+        (0.5, 0, [0], [1]),  # .3 of .6
+        (0.6, 3, [], [0, 1]),
+        (0.5, 2, [0], [1]),  # .3 of .5
+        (0.61, 2, [0], [1, 2]),
+    ],
+)
+def test_which_tokens_may_be_drawn(top_p: float, top_k: int, forbidden: list[int], kept: list[int]) -> None:
+    logits = torch.tensor([[0.4, 0.3, 0.2, 0.1]]).log()
+    banned = torch.tensor(forbidden, dtype=torch.long)
+    # A little less than the sums, so that rounding decides nothing.
+    found = drawable_tokens(logits, 1.0, top_p - 1e-7 if top_p < 1 else 1.0, top_k, banned)
+    assert found[0].nonzero().flatten().tolist() == kept
+
+
+def test_temperature_decides_the_nucleus_too() -> None:
+    logits = torch.tensor([[2.0, 1.0, 0.0]])
+    nothing = torch.tensor([], dtype=torch.long)
+    assert drawable_tokens(logits, 1.0, 0.8, 0, nothing).sum() == 2
+    assert drawable_tokens(logits, 0.5, 0.8, 0, nothing).sum() == 1
+
+
+def test_of_equal_tokens_the_lower_ids_are_kept() -> None:
+    found = drawable_tokens(torch.zeros(2, 5), 1.0, 1.0, 2, torch.tensor([0]))
+    assert found.tolist() == [[False, True, True, False, False]] * 2

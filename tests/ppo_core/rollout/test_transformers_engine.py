@@ -18,7 +18,7 @@ from ppo_core.rollout import transformers_engine
 from ppo_core.rollout.engine import Response
 from ppo_core.rollout.transformers_engine import TransformersEngine, stop_ids_of
 from ppo_core.spec.groups import PolicyConfig, RolloutConfig
-from tests.ppo_core.tiny_models import FAMILIES, tiny_model, tiny_tokenizer
+from tests.ppo_core.tiny_models import FAMILIES, VOCABULARY, tiny_model, tiny_tokenizer
 
 # Left padding of every width up to 8, and rows longer than the sliding windows of the tiny models.
 PROMPTS = [[1] + [5 + (3 * row + column) % 50 for column in range(1 + row % 9)] for row in range(20)]
@@ -214,3 +214,76 @@ def test_weights_that_are_not_finite_are_an_error() -> None:
         engine(policy=policy).generate(PROMPTS, seeds=SEEDS)
     with pytest.raises(WeightSyncError, match="inf nats"):
         engine(policy=policy).sync_weights(policy, 1)
+
+
+LIMITS: list[dict[str, Any]] = [
+    {"top_k": 5},
+    {"top_p": 0.8},
+    {"min_new_tokens": 4},
+    {"top_p": 0.9, "top_k": 9, "min_new_tokens": 4},
+]
+
+
+@pytest.mark.parametrize("limits", LIMITS)
+def test_with_limits_the_engines_logprobs_are_the_trainers_over_the_same_tokens(limits: dict[str, Any]) -> None:
+    """T08. Rows end at different steps, so the sets of rows that left the batch are checked, too."""
+    made = engine(temperature=0.7, stop_ids=[3, 4, 8, 9], renormalize=True, **limits)
+    responses = made.generate(PROMPTS, seeds=SEEDS)
+    assert len({len(one.ids) for one in responses}) > 3
+    changed = 0
+    for prompt, one in zip(PROMPTS, responses, strict=True):
+        ids = torch.tensor([prompt + one.ids])
+        mask = torch.arange(1, ids.shape[1]).unsqueeze(0) >= len(prompt)
+        assert one.token_sets is not None
+        over_all, over_drawable = (
+            made._policy.logprobs(ids, torch.ones_like(ids), mask, temperature=0.7, token_sets=sets)[mask].detach()
+            for sets in (None, one.token_sets)
+        )
+        torch.testing.assert_close(torch.tensor(one.logprobs), over_drawable, atol=1e-4, rtol=1e-4)
+        changed += int((over_drawable - over_all > 1e-3).sum())
+    assert changed > 20
+
+
+@pytest.mark.parametrize("limits", LIMITS)
+def test_with_limits_a_row_does_not_depend_on_the_rows_beside_it(limits: dict[str, Any]) -> None:
+    made = engine(stop_ids=[3, 4, 8, 9], renormalize=True, **limits)
+    together = made.generate(PROMPTS, seeds=SEEDS)
+    alone = [made.generate([prompt], seeds=[seed])[0] for prompt, seed in zip(PROMPTS, SEEDS, strict=True)]
+    assert [one.ids for one in alone] == [one.ids for one in together]
+    for one, other in zip(alone, together, strict=True):
+        assert one.token_sets is not None
+        assert other.token_sets is not None
+        assert torch.equal(one.token_sets.ids, other.token_sets.ids)
+        assert torch.equal(one.token_sets.counts, other.token_sets.counts)
+
+
+def test_no_response_ends_before_its_shortest_length() -> None:
+    """A policy that wants to end at once says its second choice until it may."""
+    policy = always(PolicyModel(tiny_model()), 2)
+    with torch.no_grad():
+        policy.model.get_output_embeddings().bias[7] = 50.0
+    (one,) = engine(policy=policy, min_new_tokens=3, renormalize=True).generate([[1, 5]], seeds=[1])
+    assert (one.ids, one.finish_reason) == ([7, 7, 7, 2], "stop")
+    assert one.logprobs == [0.0] * 4
+    assert one.token_sets is not None
+    assert one.token_sets.listed == "forbidden"
+    assert (one.token_sets.ids.tolist(), one.token_sets.counts.tolist()) == ([2, 2, 2], [1, 1, 1, 0])
+
+
+def test_a_stop_string_is_looked_for_after_the_shortest_length() -> None:
+    tokenizer = tiny_tokenizer()
+    (letter,) = tokenizer("x", add_special_tokens=False)["input_ids"]
+    policy = always(PolicyModel(tiny_model(vocab_size=len(tokenizer))), letter)
+    config = RolloutConfig(max_new_tokens=9, stop_strings=["x"], min_new_tokens=3, renormalize=True)
+    (one,) = TransformersEngine(policy, tokenizer, config).generate([[1, letter]], seeds=[1])
+    assert one.ids == [letter] * 4
+
+
+def test_a_stop_id_beyond_the_vocabulary_is_harmless() -> None:
+    made = engine(stop_ids=[VOCABULARY + 5], min_new_tokens=2, renormalize=True)
+    assert all(len(one.ids) > 2 for one in made.generate(PROMPTS, seeds=SEEDS))
+
+
+def test_without_limits_there_are_no_token_sets() -> None:
+    made = engine(renormalize=True)
+    assert all(one.token_sets is None for one in made.generate(PROMPTS, seeds=SEEDS))

@@ -486,3 +486,21 @@ def test_spec_faults_are_spec_errors_and_value_errors() -> None:
         parse_spec("")
     with pytest.raises(ValueError, match="mapping"):
         parse_spec("")
+
+
+@pytest.mark.parametrize(("name", "value"), [("top_p", 0.9), ("top_k", 50), ("min_new_tokens", 3)])
+def test_limits_of_sampling_need_renormalised_logprobs(name: str, value: float) -> None:
+    """T08: huggingface/trl#235."""
+    raw = with_value(("rollout", name), value)
+    (fault,) = faults_of(raw)
+    assert fault.pointer == f"/rollout/{name}"
+    assert "set rollout.renormalize to true" in fault.message
+    raw["rollout"]["renormalize"] = True
+    assert parse_spec(raw).rollout.limits_sampling
+
+
+def test_a_shortest_response_as_long_as_the_longest_is_refused() -> None:
+    raw = with_value(("rollout", "min_new_tokens"), 40)
+    raw["rollout"]["renormalize"] = True
+    (fault,) = faults_of(raw)
+    assert (fault.pointer, "every response would be cut off" in fault.message) == ("/rollout/min_new_tokens", True)
