@@ -15,6 +15,7 @@ from ppo_core.checkpoints import TrainerState, versions, write_checkpoint
 from ppo_core.control import Control, Interrupted
 from ppo_core.data.prompts import PromptSource
 from ppo_core.diagnostics.iteration_metrics import held_out_metrics, iteration_metrics
+from ppo_core.diagnostics.kl_sign import negative_kl_warning
 from ppo_core.diagnostics.limit_meter import LimitMeter
 from ppo_core.errors import DataError, NonFiniteError
 from ppo_core.evaluation.gate import GateState, Verdict
@@ -154,6 +155,9 @@ class Trainer:
         evaluation = self._evaluate(watch)
         own = iteration_metrics(report, self.state, self.prompts, watch.seconds(), self.meter.limit_s(report))
         self.journal.append("metrics", iteration, {**own, **evaluation.metrics})
+        warning = negative_kl_warning(report.old.logprobs, report.ref_logprobs, report.rollout.response_mask)
+        if warning is not None:
+            self.journal.append("note", iteration, {"level": "warning", "message": warning})
         self._keep_samples(iteration, report)
         if evaluation.records:
             self._write_samples(iteration, "held_out", evaluation.records)

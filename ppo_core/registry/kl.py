@@ -20,6 +20,7 @@ METRICS = (
         formula="Mean of old logprob minus reference logprob (k1) of the sampled tokens.",
         unit="nats/token",
         weighting="each response token counts once",
+        band=Band("Not below 0, but for chance near 0; red below −0.01: no KL is negative.", low=0.0, red_low=-0.01),
         meaning=_RUNAWAY + " Clearly negative: the two passes do not agree, or sampling is not the policy's own.",
         remedy=_HOLD,
         direction="lower",

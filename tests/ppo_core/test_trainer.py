@@ -334,3 +334,18 @@ def test_with_renormalised_limits_ratio_and_engine_gap_are_those_of_full_samplin
         assert metrics[1]["policy/entropy"] < math.log(40)
     else:
         assert metrics[1]["response/length_mean"] > 4
+
+
+def test_a_negative_kl_is_told_in_the_journal(toy: dict[str, Any], finished: SegmentDir, tmp_path: Path) -> None:
+    """T08: a reference that finds every drawn token likelier than the policy does."""
+
+    def change(trainer: Any) -> None:
+        reference = trainer.models.reference
+        logprobs = reference.logprobs
+        reference.logprobs = lambda *batch, **settings: logprobs(*batch, **settings) + 0.3
+
+    segment = toy_segment(tmp_path, changed(toy, iterations=1))
+    assert run_segment(segment, token=0, attempt=1, change=change) == ExitCode.DONE
+    told = [event.payload["message"] for event in journal(segment, "note")]
+    assert any(message.startswith("negative KL: kl/ref_token is -0.3 nats") for message in told)
+    assert not any("negative KL" in event.payload["message"] for event in journal(finished, "note"))
