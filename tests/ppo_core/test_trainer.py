@@ -6,6 +6,7 @@ import copy
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from ppo_core.rundir import (
     verify_checkpoint,
 )
 from ppo_core.training.engine import TrainEngine
+from tests.ppo_core.rollout.scripted_engine import ScriptedEngine, response
 from tests.ppo_core.toy_run import journal, make_toy, timeless, toy_segment
 
 Change = Callable[[Any], None]
@@ -315,13 +317,14 @@ def test_a_missing_model_is_refused_with_its_path(toy: dict[str, Any], tmp_path:
     assert "/policy/model: '/nowhere/model' does not exist" in journal(segment, "end")[-1].payload["error"]["message"]
 
 
+@pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("limits", [{"top_p": 0.9, "top_k": 40}, {"min_new_tokens": 4}])
 def test_with_renormalised_limits_ratio_and_engine_gap_are_those_of_full_sampling(
-    toy: dict[str, Any], tmp_path: Path, limits: dict[str, Any]
+    toy: dict[str, Any], tmp_path: Path, limits: dict[str, Any], packed: bool
 ) -> None:
     """T08: the first ratio is 1, the first KL 0, and later ones are never clearly negative."""
     rollout = {"renormalize": True, **limits}
-    segment = toy_segment(tmp_path, changed(toy, rollout=rollout, update={"token_budget": 100}))
+    segment = toy_segment(tmp_path, changed(toy, rollout=rollout, update={"token_budget": 100, "pack_rows": packed}))
     assert run_segment(segment, token=0, attempt=1) == ExitCode.DONE
     metrics = metrics_of(segment)
     for iteration in (1, 2, 3):
@@ -349,3 +352,36 @@ def test_a_negative_kl_is_told_in_the_journal(toy: dict[str, Any], finished: Seg
     told = [event.payload["message"] for event in journal(segment, "note")]
     assert any(message.startswith("negative KL: kl/ref_token is -0.3 nats") for message in told)
     assert not any("negative KL" in event.payload["message"] for event in journal(finished, "note"))
+
+
+def test_empty_ended_and_cut_off_responses_are_all_trained_on_and_counted(toy: dict[str, Any], tmp_path: Path) -> None:
+    """T09, T03 and T33, through the entry point: [2], [7 8 9] with 9 a stop id, nothing, eight tokens cut off."""
+    script = [response([2]), response([7, 8, 9]), response([], "length"), response([7, 8, 9, 4, 4, 7, 8, 4], "length")]
+
+    def change(trainer: Any) -> None:
+        trainer.models = replace(trainer.models, engine=ScriptedEngine(script))
+
+    spec = changed(
+        toy,
+        iterations=1,
+        rollout={"batch_size": 4, "stop_ids": [9]},
+        samples={"per_iteration": 4},
+        reward={"missing_eos_penalty": -1.0},
+    )
+    segment = toy_segment(tmp_path, {**spec, "kl": {"coef": 0.0}})
+    assert run_segment(segment, token=0, attempt=1, change=change) == ExitCode.DONE
+    metrics = metrics_of(segment)[1]
+    assert metrics["response/eos_rate"] == 0.5
+    assert metrics["response/empty"] == 2
+    assert metrics["response/length_mean"] == 3
+    assert metrics["data/response_tokens"] == 12
+    assert metrics["data/prompts_trained"] == 4
+    assert math.isfinite(metrics["policy/loss"])
+    event = next(event for event in journal(segment, "samples") if event.iteration == 1)
+    ended, stopped, empty, cut = (
+        json.loads(line) for line in (segment.path / event.payload["path"]).read_text().splitlines()
+    )
+    assert ended["tokens"]["rewards"] == pytest.approx([ended["score"]])
+    assert stopped["tokens"]["rewards"] == pytest.approx([0, 0, stopped["score"]])
+    assert empty["tokens"]["rewards"] == []
+    assert cut["tokens"]["rewards"] == pytest.approx([0] * 7 + [cut["score"] - 1])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models
@@ -9,8 +11,10 @@ from transformers import PreTrainedTokenizerFast
 
 from ppo_core.data.prompts import PromptBatch
 from ppo_core.errors import RolloutError
+from ppo_core.models.token_sets import TokenSets
 from ppo_core.rollout.batch import Rollout, assemble
 from ppo_core.rollout.engine import Response
+from ppo_core.training.microbatches import microbatches
 from tests.ppo_core.rollout.scripted_engine import response
 from tests.ppo_core.tiny_models import tiny_tokenizer
 
@@ -100,3 +104,34 @@ def test_what_cannot_be_is_refused() -> None:
         made(prompts([5]), [response([7], "abort")])
     with pytest.raises(RolloutError, match="row 0 has 2 tokens but 1 logprobs"):
         made(prompts([5]), [Response([7, 8], "stop", [-1.0])])
+
+
+def limited(ids: list[int], finish_reason: str, drawable: list[list[int]]) -> Response:
+    """A response that says which ids could be drawn."""
+    flat = torch.tensor([token for one in drawable for token in one], dtype=torch.long)
+    sets = TokenSets(flat, torch.tensor([len(one) for one in drawable], dtype=torch.long), "drawable")
+    return replace(response(ids, finish_reason), token_sets=sets)
+
+
+def test_token_sets_follow_their_rows() -> None:
+    responses = [limited([7, 2], "stop", [[7, 8], [2]]), limited([], "length", []), limited([9], "length", [[3, 9]])]
+    rollout = made(prompts([5, 6], [5], [7, 7]), responses)
+    found = rollout.select(torch.tensor([2, 1, 0])).token_sets_of(torch.tensor([2, 0]))
+    assert found is not None
+    assert (found.ids.tolist(), found.counts.tolist()) == ([7, 8, 2, 3, 9], [2, 1, 2])
+    assert made(prompts([5]), [response([7])]).token_sets_of(torch.tensor([0])) is None
+
+
+def test_microbatches_carry_the_sets_of_their_rows_and_only_those() -> None:
+    responses = [limited([7, 2], "stop", [[7, 8], [2]]), limited([], "length", []), limited([9], "length", [[3, 9]])]
+    rollout = made(prompts([5, 6], [5], [7, 7]), responses)
+    parts = microbatches(rollout, torch.arange(3), token_budget=1)
+    assert [part.token_sets.ids.tolist() for part in parts if part.token_sets] == [[7, 8, 2], [3, 9]]
+    assert [len(part.token_sets) for part in parts if part.token_sets is not None] == [2, 1, 0]
+
+
+def test_token_sets_that_cannot_be_are_refused() -> None:
+    with pytest.raises(RolloutError, match="row 0 has 1 tokens but 2 token sets"):
+        made(prompts([5]), [limited([7], "stop", [[7], [8]])])
+    with pytest.raises(RolloutError, match="only 1 of 2 responses say which tokens could be drawn"):
+        made(prompts([5], [6]), [limited([7], "stop", [[7]]), response([7])])
