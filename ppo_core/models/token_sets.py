@@ -25,7 +25,7 @@ Listed = Literal["drawable", "forbidden"]
 class TokenSets:
     """One set of ids for each of N tokens, one after the other."""
 
-    ids: Tensor  #: [M] int64, the sets' ids end to end
+    ids: Tensor  #: [M] int32, the sets' ids end to end: a nucleus of a flat distribution is long
     counts: Tensor  #: [N] int64, how many of them belong to each token; sums to M
     listed: Listed
 
@@ -48,7 +48,7 @@ class TokenSets:
             raise ShapeError(f"{len(self)} token sets do not fit logits of shape {list(logits.shape)}")
         rows = torch.arange(len(self), device=logits.device).repeat_interleave(self.counts.to(logits.device))
         named = torch.zeros(logits.shape, dtype=torch.bool, device=logits.device)
-        named[rows, self.ids.to(logits.device)] = True
+        named[rows, self.ids.to(logits.device).long()] = True
         return logits.masked_fill(~named if self.listed == "drawable" else named, -torch.inf)
 
 

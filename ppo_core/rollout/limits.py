@@ -20,7 +20,7 @@ class SamplingLimits:
         self._config = config
         self._stop_ids = stop_ids
         self._cuts = config.top_p < 1 or config.top_k > 0
-        self._sets: list[list[list[int]]] = [[] for _ in range(num_rows)]
+        self._sets: list[list[Tensor]] = [[] for _ in range(num_rows)]
 
     def limited(self, logits: Tensor, rows: Tensor, step: int) -> Tensor:
         """Logits [b, V] of the rows [b] with -inf for what token `step` of their responses must not be; recorded."""
@@ -32,11 +32,12 @@ class SamplingLimits:
         ends = [token for token in ends if token < vocabulary]
         forbidden = torch.tensor(ends, dtype=torch.long, device=logits.device)
         if not self._cuts:
+            same = forbidden.int().cpu()
             for row in rows.tolist():
-                self._sets[row].append(ends)
+                self._sets[row].append(same)
             return logits.index_fill(1, forbidden, -torch.inf)
         drawable = drawable_tokens(logits, config.temperature, config.top_p, config.top_k, forbidden)
-        ids = drawable.nonzero()[:, 1].tolist()
+        ids = drawable.nonzero()[:, 1].int().cpu()
         first = 0
         for row, count in zip(rows.tolist(), drawable.sum(dim=1).tolist(), strict=True):
             self._sets[row].append(ids[first : first + count])
@@ -49,7 +50,7 @@ class SamplingLimits:
             return None
         sets = self._sets[row][:length]
         return TokenSets(
-            ids=torch.tensor([token for one in sets for token in one], dtype=torch.long),
+            ids=torch.cat([torch.zeros(0, dtype=torch.int32), *sets]),
             counts=torch.tensor([len(one) for one in sets], dtype=torch.long),
             listed="drawable" if self._cuts else "forbidden",
         )

@@ -17,7 +17,7 @@ from ppo_core.rewards import kl_penalty
 
 def sets(*ids: list[int], listed: Listed = "drawable") -> TokenSets:
     flat = [token for one in ids for token in one]
-    return TokenSets(torch.tensor(flat, dtype=torch.long), torch.tensor([len(one) for one in ids]), listed)
+    return TokenSets(torch.tensor(flat, dtype=torch.int32), torch.tensor([len(one) for one in ids]), listed)
 
 
 def head(probabilities: list[float]) -> LogitsHead:

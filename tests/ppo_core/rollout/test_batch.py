@@ -108,7 +108,7 @@ def test_what_cannot_be_is_refused() -> None:
 
 def limited(ids: list[int], finish_reason: str, drawable: list[list[int]]) -> Response:
     """A response that says which ids could be drawn."""
-    flat = torch.tensor([token for one in drawable for token in one], dtype=torch.long)
+    flat = torch.tensor([token for one in drawable for token in one], dtype=torch.int32)
     sets = TokenSets(flat, torch.tensor([len(one) for one in drawable], dtype=torch.long), "drawable")
     return replace(response(ids, finish_reason), token_sets=sets)
 
