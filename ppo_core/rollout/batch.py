@@ -1,6 +1,7 @@
 """The record of a rollout: prompts and responses as one padded batch, with everything its engine said of them.
 
-Rows start in column 0: prompt, response, then padding. Masks come from recorded lengths; the pad id means nothing.
+Rows are made with padding on the right; whoever reads them takes it anywhere. Masks come from recorded lengths; the
+pad id means nothing.
 Texts are for scorers and people and are never encoded again.
 """
 
@@ -44,7 +45,7 @@ class Rollout:
     @property
     def lengths(self) -> Tensor:
         """[B] int64: tokens of each row, prompt and response."""
-        return self.response_start + self.response_length
+        return self.attention_mask.sum(dim=1)
 
     @property
     def num_empty(self) -> int:

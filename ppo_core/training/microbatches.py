@@ -20,21 +20,28 @@ from ppo_core.seeds import generator
 
 @dataclass(frozen=True)
 class Microbatch:
-    """Rows of one forward pass, cut to their own longest row.
+    """Rows of one forward pass, cut to the columns that one of them uses.
 
-    `rows` [b] says which rows of the rollout they are; `input_ids`, `attention_mask` [b, l]; `mask` [b, l - 1] is the
-    response mask on the shifted grid. `token_sets` are those of its tokens, row by row; None where all can be drawn.
+    `rows` [b] says which rows of the rollout they are, `first` which of its columns comes first; `input_ids`,
+    `attention_mask` [b, l]; `mask` [b, l - 1] is the response mask on the shifted grid. `token_sets` are those of its
+    tokens, row by row; None where all can be drawn.
     """
 
     rows: Tensor
+    first: int
     input_ids: Tensor
     attention_mask: Tensor
     mask: Tensor
     token_sets: TokenSets | None = None
 
+    @property
+    def grid(self) -> slice:
+        """The columns of the whole rollout's shifted grid that are this microbatch's."""
+        return slice(self.first, self.first + self.mask.shape[1])
+
     def cut(self, per_token: Tensor) -> Tensor:
         """This microbatch's part [b, l - 1] of a per-token tensor [B, T] of the whole rollout."""
-        return per_token[self.rows, : self.mask.shape[1]]
+        return per_token[self.rows, self.grid]
 
 
 def minibatch_rows(num_rows: int, num_minibatches: int, seed: int, iteration: int, epoch: int) -> list[Tensor]:
@@ -68,17 +75,22 @@ def microbatches(rollout: Rollout, rows: Tensor, token_budget: int, layout: RowL
         else:
             fit = token_budget // longest
         some = by_length[start : start + max(1, fit)]
-        found.append(
-            Microbatch(
-                rows=some,
-                input_ids=rollout.input_ids[some, :longest],
-                attention_mask=rollout.attention_mask[some, :longest],
-                mask=rollout.response_mask[some, : longest - 1],
-                token_sets=rollout.token_sets_of(some),
-            )
-        )
+        found.append(_microbatch(rollout, some))
         start += len(some)
     return found
+
+
+def _microbatch(rollout: Rollout, rows: Tensor) -> Microbatch:
+    used = rollout.attention_mask[rows].any(dim=0).nonzero().flatten()
+    first, end = int(used[0]), int(used[-1]) + 1
+    return Microbatch(
+        rows=rows,
+        first=first,
+        input_ids=rollout.input_ids[rows, first:end],
+        attention_mask=rollout.attention_mask[rows, first:end],
+        mask=rollout.response_mask[rows, first : end - 1],
+        token_sets=rollout.token_sets_of(rows),
+    )
 
 
 def at_least(

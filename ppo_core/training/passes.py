@@ -34,9 +34,8 @@ def forward_policy(trainer: TrainEngine, rollout: Rollout, spec: RunSpec, check:
     for batch in plan:
         check()
         output = trainer.forward(batch, entropy="none")
-        width = batch.mask.shape[1]
-        logprobs[batch.rows, :width] = output.logprobs
-        values[batch.rows, :width] = output.values
+        logprobs[batch.rows, batch.grid] = output.logprobs
+        values[batch.rows, batch.grid] = output.values
     return OldPass(logprobs, values, plan, trainer.pass_settings())
 
 
@@ -51,7 +50,7 @@ def forward_logprobs(
     logprobs = torch.zeros(rollout.response_mask.shape)
     for batch in plan:
         check()
-        logprobs[batch.rows, : batch.mask.shape[1]] = reference.logprobs(
+        logprobs[batch.rows, batch.grid] = reference.logprobs(
             batch.input_ids,
             batch.attention_mask,
             batch.mask,
