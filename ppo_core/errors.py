@@ -6,11 +6,6 @@ the message and `hint` beside the run and shows them as they are.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from ppo_core.training.updates import SkippedStep
-
 
 class PPOCoreError(Exception):
     """Something went wrong in the training core; `code` says what, the message carries the numbers."""
@@ -78,10 +73,6 @@ class NonFiniteError(PPOCoreError):
 
     code = "non_finite"
     hint = "Lower update.learning_rate, or roll back to a checkpoint before the first skipped step."
-
-    def __init__(self, message: str, *, skipped: tuple[SkippedStep, ...] = ()) -> None:
-        super().__init__(message)
-        self.skipped = skipped
 
 
 class RolloutError(PPOCoreError):

@@ -17,7 +17,7 @@ from ppo_core.data.prompts import PromptSource
 from ppo_core.diagnostics.iteration_metrics import held_out_metrics, iteration_metrics
 from ppo_core.diagnostics.kl_sign import negative_kl_warning
 from ppo_core.diagnostics.limit_meter import LimitMeter
-from ppo_core.errors import DataError, NonFiniteError
+from ppo_core.errors import DataError
 from ppo_core.evaluation.gate import GateState, Verdict
 from ppo_core.evaluation.held_out import HeldOut
 from ppo_core.iteration import IterationReport, Models, Progress, run_iteration
@@ -33,7 +33,7 @@ from ppo_core.samples import held_out_records, rollout_records
 from ppo_core.score_shaping import RunningMoments
 from ppo_core.spec import RunSpec
 from ppo_core.stopwatch import Stopwatch
-from ppo_core.training.updates import SkippedStep
+from ppo_core.training.updates import SkippedStep, SkippedTooOften
 
 # Longest time that a phase may take before whoever follows may call the trainer stalled.
 PHASE_DEADLINE_S = 1800.0
@@ -134,7 +134,7 @@ class Trainer:
             report = run_iteration(self.models, batch, self.spec, progress, self.control, watch)
         except Interrupted:
             return self._asked_to_end()
-        except NonFiniteError as error:
+        except SkippedTooOften as error:
             self._keep_skipped(iteration, error.skipped)
             raise
         self._keep_skipped(iteration, report.update.skipped)

@@ -84,6 +84,14 @@ class UpdateReport:
         return tuple(report for epoch in self.epochs for report in epoch)
 
 
+class SkippedTooOften(NonFiniteError):
+    """The run ends here; `skipped` are this iteration's skipped steps, for whoever keeps them."""
+
+    def __init__(self, message: str, skipped: tuple[SkippedStep, ...]) -> None:
+        super().__init__(message)
+        self.skipped = skipped
+
+
 def run_updates(
     trainer: TrainEngine, batch: PPOBatch, spec: RunSpec, iteration: int, skipped_in_a_row: int = 0
 ) -> UpdateReport:
@@ -94,7 +102,7 @@ def run_updates(
 
     Raises:
         RatioError: it does not; no step has been made.
-        NonFiniteError: `update.max_skipped_steps` steps in a row had a non-finite loss or gradient.
+        SkippedTooOften: `update.max_skipped_steps` steps in a row had a non-finite loss or gradient.
     """
     epochs: list[tuple[MinibatchReport, ...]] = []
     skipped: list[SkippedStep] = []
@@ -120,10 +128,10 @@ def run_updates(
                 skipped.append(_skipped(batch, parts, report, epoch + 1, step))
                 skipped_in_a_row += 1
                 if skipped_in_a_row >= spec.update.max_skipped_steps:
-                    raise NonFiniteError(
+                    raise SkippedTooOften(
                         f"iteration {iteration}: loss or gradient was not finite in {skipped_in_a_row} optimizer steps "
                         f"in a row (update.max_skipped_steps); the weights are those of the last finite step",
-                        skipped=tuple(skipped),
+                        tuple(skipped),
                     )
             early = spec.update.target_kl is not None and float(report.policy.approx_kl) > spec.update.target_kl
             if early:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import math
 from collections.abc import Callable
@@ -385,3 +386,37 @@ def test_empty_ended_and_cut_off_responses_are_all_trained_on_and_counted(toy: d
     assert stopped["tokens"]["rewards"] == pytest.approx([0, 0, stopped["score"]])
     assert empty["tokens"]["rewards"] == []
     assert cut["tokens"]["rewards"] == pytest.approx([0] * 7 + [cut["score"] - 1])
+
+
+def test_a_skipped_step_keeps_its_batch_and_the_others_their_metrics(toy: dict[str, Any], tmp_path: Path) -> None:
+    """T21: one NaN gradient. What was skipped can be looked into; no loss of the iteration becomes NaN by it."""
+    segment = toy_segment(tmp_path, toy)
+
+    def change(trainer: Any) -> None:
+        engine, count = trainer.models.trainer, itertools.count(1)
+        backward = engine.backward
+        engine.backward = lambda loss: backward(loss * math.nan if next(count) == 2 else loss)
+
+    assert run_segment(segment, 0, 1, change=change) == ExitCode.DONE
+    first = next(event.payload for event in journal(segment, "metrics") if event.iteration == 1)
+    assert first["optimizer/skipped"] == 1
+    assert all(math.isfinite(first[name]) for name in ("policy/loss", "value/loss", "policy/grad_norm"))
+    said = [event.payload["message"] for event in journal(segment, "note")]
+    assert any("epoch 1, optimizer step 2 was skipped" in message for message in said)
+    kept = load_file(segment.skipped / "iter-000001-epoch-1-step-2.safetensors")
+    assert kept["input_ids"].shape[0] == 4
+    assert kept["advantages"].shape == kept["response_mask"].shape
+
+
+def test_a_run_of_skipped_steps_keeps_their_batches_and_fails(toy: dict[str, Any], tmp_path: Path) -> None:
+    segment = toy_segment(tmp_path, changed(toy, update={**toy["update"], "max_skipped_steps": 3}))
+
+    def change(trainer: Any) -> None:
+        backward = trainer.models.trainer.backward
+        trainer.models.trainer.backward = lambda loss: backward(loss * math.nan)
+
+    assert run_segment(segment, 0, 1, change=change) == ExitCode.FAULT
+    end = journal(segment, "end")[0].payload
+    assert "not finite in 3 optimizer steps in a row" in end["error"]["message"]
+    assert len(list(segment.skipped.iterdir())) == 3
+    assert not list(segment.checkpoints.glob("iter-*"))

@@ -15,7 +15,7 @@ from tests.ppo_core.tiny_models import tiny_config, tiny_model, tiny_tokenizer
 TOKENS = 300  # of the tiny tokenizer
 
 
-def make_toy(folder: Path) -> dict[str, Any]:
+def make_toy(folder: Path, num_prompts: int = 24) -> dict[str, Any]:
     """Write policy, reward model and prompts to `folder`; return a raw spec that uses them."""
     tokenizer = tiny_tokenizer()
     # Spread less than the other tiny models: answers of some length, and a ratio that moves slowly.
@@ -27,7 +27,7 @@ def make_toy(folder: Path) -> dict[str, Any]:
     reward.save_pretrained(folder / "reward_model")
     tokenizer.save_pretrained(folder / "reward_model")
     words = ["the", "film", "is", "good", "bad", "a", "and"]
-    for name, count in (("train", 24), ("held_out", 6)):
+    for name, count in (("train", num_prompts), ("held_out", 6)):
         rows = [{"prompt": f"{words[i % 7]} {words[(i * 3 + 1) % 7]} {i} {name}"} for i in range(count)]
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return {
