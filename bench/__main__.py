@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from bench import start
+from bench import head_memory, start
 
-ALL: dict[str, Callable[[], None]] = {"start": start.main}
+ALL: dict[str, Callable[[], None]] = {"start": start.main, "head-memory": head_memory.main}
 
 
 def main() -> None:

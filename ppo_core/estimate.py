@@ -10,15 +10,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from ppo_core.model_shape import ModelShape, model_shape
+from ppo_core.model_shape import ModelShape, head_positions, model_shape
 from ppo_core.spec import RunSpec
 from ppo_core.spec.advice import warnings_of
 from ppo_core.spec.files import model_config
 
 # Interpreter, torch and transformers, before any weight: measured as about 0.5 GiB resident on a CPU.
 PROGRAM_BYTES = 512 * 1024**2
-# The language-model head works on at most so many positions at once (`ppo_core.models.logits_head`).
-HEAD_POSITIONS = 4096
 # One token of a kept sample: ids, text and seven numbers as JSON.
 SAMPLE_BYTES_A_TOKEN = 180
 _FLOAT = 4
@@ -142,7 +140,7 @@ def _checkpoint_bytes(spec: RunSpec, policy: ModelShape, critic: ModelShape | No
 def _memory(spec: RunSpec, policy: ModelShape, critic: ModelShape | None, rewards: list[int]) -> MemoryEstimate:
     longest = spec.data.max_prompt_tokens + spec.rollout.max_new_tokens
     tokens = max(longest, min(spec.update.token_budget, spec.rollout.batch_size * longest))
-    positions = min(HEAD_POSITIONS, tokens * spec.rollout.max_new_tokens // longest + 1)
+    positions = min(head_positions(policy.vocabulary), tokens * spec.rollout.max_new_tokens // longest + 1)
     weight = _bytes_a_weight(spec)
     trained = _trained(spec, policy, critic)
     frozen = policy.parameters * (1 if spec.policy.lora is None else 2)  # the reference, and what adapters lie beside

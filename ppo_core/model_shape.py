@@ -16,6 +16,17 @@ _HEAD_NORMS = ("qwen3", "gemma3_text")  # of queries and keys, each as wide as a
 _FOUR_NORMS = ("gemma2", "gemma3_text")  # before and after attention and feed-forward, where others have two
 
 
+# Logits that the head holds at once: 32 MiB in float32, of which backward keeps a few copies.
+HEAD_LOGITS = 2**23
+# Fewer rows than this leave a fast device waiting, however large the vocabulary.
+MIN_HEAD_POSITIONS = 256
+
+
+def head_positions(vocabulary: int) -> int:
+    """Positions whose logits the language-model head makes at once."""
+    return max(MIN_HEAD_POSITIONS, HEAD_LOGITS // vocabulary)
+
+
 @dataclass(frozen=True)
 class ModelShape:
     """Sizes of one decoder. `body_matmul` counts the weights of all matrix products but the head's.

@@ -16,13 +16,12 @@ from torch.utils.checkpoint import checkpoint
 from ppo_core.alignment import gathered_logprobs
 from ppo_core.errors import DataError, ShapeError
 from ppo_core.losses import token_entropies
+from ppo_core.model_shape import head_positions
 from ppo_core.models.token_sets import TokenSets
 
 # "measured": without gradient, so that a metric costs no memory in the update.
 EntropyUse = Literal["none", "measured", "trained"]
 
-# 4,096 positions of a vocabulary of 2,048 are 32 MiB in float32, of 128,000 they are 2 GiB.
-CHUNK_POSITIONS = 4096
 # Two float32 routes to the same logit; families that change logits in a way unknown here are off by far more.
 HEAD_TOLERANCE = 1e-3
 
@@ -111,7 +110,8 @@ class LogitsHead:
         """
         if token_sets is not None and len(token_sets) != len(tokens):
             raise ShapeError(f"{len(token_sets)} token sets do not fit {len(tokens)} tokens")
-        ends = [(at, at + CHUNK_POSITIONS) for at in range(0, max(1, len(tokens)), CHUNK_POSITIONS)]
+        step = head_positions(self.model.get_output_embeddings().weight.shape[0])
+        ends = [(at, at + step) for at in range(0, max(1, len(tokens)), step)]
         chunks = [
             (states[at:end], tokens[at:end], None if token_sets is None else token_sets.part(at, end))
             for at, end in ends

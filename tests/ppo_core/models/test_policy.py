@@ -176,7 +176,7 @@ def test_with_the_trunk_detached_only_the_value_head_learns() -> None:
 
 def test_chunks_give_the_same_numbers_and_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     def gradients(chunk: int) -> tuple[PolicyOutput, list[Tensor]]:
-        monkeypatch.setattr(logits_head, "CHUNK_POSITIONS", chunk)
+        monkeypatch.setattr(logits_head, "head_positions", lambda vocabulary: chunk)
         made = policy()
         output = score(made, rows([12, 9], 12, left=False))
         assert output.entropy is not None

@@ -71,7 +71,7 @@ def test_chunks_take_their_own_sets(listed: Listed, monkeypatch: pytest.MonkeyPa
     else:
         several, tokens = sets([1, 2], [3], [], [0, 3], [2], listed="forbidden"), [0, 0, 0, 1, 1]
     whole = logprobs_of(made, tokens, several)
-    monkeypatch.setattr(logits_head, "CHUNK_POSITIONS", 2)
+    monkeypatch.setattr(logits_head, "head_positions", lambda vocabulary: 2)
     assert torch.equal(logprobs_of(made, tokens, several), whole)
 
 
