@@ -51,14 +51,14 @@ def assemble_trainer(
     if checkpoint is not None:
         state = _under(spec, load_checkpoint(checkpoint, trainer), spec_of(checkpoint), journal)
     prompts = PromptSource(
-        Path(spec.data.prompts), tokenizer, spec.data.max_prompt_tokens, spec.seed, min_prompts=spec.rollout.batch_size
+        spec.data.prompts,
+        tokenizer,
+        spec.data.max_prompt_tokens,
+        spec.seed,
+        too_long=spec.data.too_long,
+        min_prompts=spec.rollout.batch_size,
     )
-    if prompts.num_dropped:
-        message = (
-            f"{prompts.num_dropped} prompts are longer than data.max_prompt_tokens {spec.data.max_prompt_tokens} "
-            f"and are left out; {len(prompts)} remain"
-        )
-        journal.append("note", state.iteration, {"level": "warning", "message": message})
+    _tell_too_long(spec, "data.prompts", prompts, state.iteration, journal)
     models = Models(
         trainer=trainer,
         reference=load_reference(spec.policy, layout).to(device),
@@ -70,6 +70,7 @@ def assemble_trainer(
     held_out = None
     if spec.data.held_out is not None:
         held_out = HeldOut(spec, tokenizer, models.reward, load_judge(spec.gate.judge) if spec.gate.judge else None)
+        _tell_too_long(spec, "data.held_out", held_out.source, state.iteration, journal)
     meter = LimitMeter.of(spec, trainer.policy.device)
     return Trainer(segment, spec, models, prompts, held_out, tokenizer, meter, state, journal, control)
 
@@ -84,6 +85,18 @@ def _under(spec: RunSpec, kept: TrainerState, kept_spec: dict[str, Any], journal
         )
         journal.append("note", kept.iteration, {"level": "warning", "message": message})
     return kept.after(kl_coef=coef_to_start_from(kept.kl_coef, kept_spec, spec.kl), score_moments=moments)
+
+
+def _tell_too_long(spec: RunSpec, field: str, prompts: PromptSource, iteration: int, journal: JournalWriter) -> None:
+    """A note of how many prompts the limit touches, before anything is trained."""
+    if not prompts.num_too_long:
+        return
+    done = "lose their beginning" if spec.data.too_long == "cut" else f"are left out; {len(prompts)} remain"
+    message = (
+        f"{prompts.num_too_long} prompts of {field} are longer than data.max_prompt_tokens "
+        f"{spec.data.max_prompt_tokens} and {done}"
+    )
+    journal.append("note", iteration, {"level": "warning", "message": message})
 
 
 def _device(spec: RunSpec) -> torch.device:

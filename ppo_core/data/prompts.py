@@ -9,18 +9,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
+from ppo_core.data.tokens import conversation_ids, cut, text_ids
 from ppo_core.errors import DataError
 from ppo_core.seeds import generator
-from ppo_core.spec.files import read_prompt
+from ppo_core.spec.prompt_files import prompts_of
+from ppo_core.spec.prompt_rows import Prompt, prompt_text
 
 
 @dataclass(frozen=True)
 class PromptBatch:
-    """Prompts in order: their ids, their texts, and their numbers in their file, from 0, empty lines not counted."""
+    """Prompts in order: their ids, their texts, and their numbers in their file, from 0, empty lines not counted.
+
+    The ids are what the engine is given and what the trainer holds. The texts are what scorers are given and samples
+    show.
+    """
 
     prompt_ids: list[list[int]]
     texts: list[str]
@@ -28,16 +34,15 @@ class PromptBatch:
 
 
 class PromptSource:
-    """The prompts of one JSON Lines file that are not too long.
-
-    Each is tokenised once: exactly one begin-of-text id where the tokenizer has one, no other special token. What
-    looks like a special token in a prompt is text.
+    """The prompts of one file or folder, each tokenised once: exactly one begin-of-text id where there is one.
 
     Args:
-        path: JSON Lines, `{"prompt": text}` a row; empty lines are skipped.
+        path: JSON Lines, CSV, Parquet, or a folder that the `datasets` library saved.
         tokenizer: the policy's.
-        max_prompt_tokens: longer prompts are dropped and counted, begin-of-text included.
+        max_prompt_tokens: longest prompt, begin-of-text included.
         seed: the run's.
+        too_long: longer prompts are left out (`drop`), or only their end is kept (`cut`) and their text is what is
+            left of them.
         min_prompts: fewer usable prompts than this are refused.
 
     Raises:
@@ -45,21 +50,36 @@ class PromptSource:
     """
 
     def __init__(
-        self, path: str | Path, tokenizer: Any, max_prompt_tokens: int, seed: int, *, min_prompts: int = 1
+        self,
+        path: str | Path,
+        tokenizer: Any,
+        max_prompt_tokens: int,
+        seed: int,
+        *,
+        too_long: Literal["drop", "cut"] = "drop",
+        min_prompts: int = 1,
     ) -> None:
-        texts = _read(Path(path))
-        ids = prompt_tokens(tokenizer, texts)
+        rows = list(prompts_of(Path(path)))
+        ids = _ids(path, tokenizer, rows)
+        texts = [prompt_text(prompt) for _, prompt in rows]
         empty = [number for number, row in enumerate(ids) if not row]
         if empty:
             raise DataError(f"{path}: prompt {texts[empty[0]]!r} becomes no token at all")
-        usable = [index for index, row in enumerate(ids) if len(row) <= max_prompt_tokens]
-        self.num_dropped = len(texts) - len(usable)
+        longer = [index for index, row in enumerate(ids) if len(row) > max_prompt_tokens]
+        if too_long == "cut":
+            for index in longer:
+                ids[index] = cut(ids[index], max_prompt_tokens, tokenizer.bos_token_id)
+                texts[index] = tokenizer.decode(ids[index], skip_special_tokens=True)
+        dropped = set(longer) if too_long == "drop" else set()
+        usable = [index for index in range(len(ids)) if index not in dropped]
         if len(usable) < min_prompts:
             raise DataError(
                 f"{path}: {len(usable)} of {len(texts)} prompts have at most {max_prompt_tokens} tokens, "
                 f"{min_prompts} are needed",
                 hint="Add prompts, raise data.max_prompt_tokens or lower the batch size.",
             )
+        self.num_too_long = len(longer)
+        self._num_dropped = len(dropped)
         self._texts, self._ids, self._usable, self._seed = texts, ids, usable, seed
         self._order = lru_cache(maxsize=2)(self._order_of)
 
@@ -70,7 +90,7 @@ class PromptSource:
         """Too long prompts that were passed over before the prompt at the cursor: used + filtered = consumed."""
         epoch, offset = divmod(cursor, len(self))
         _, places = self._order(epoch)
-        return epoch * self.num_dropped + (places[offset - 1] + 1 - offset if offset else 0)
+        return epoch * self._num_dropped + (places[offset - 1] + 1 - offset if offset else 0)
 
     def take(self, cursor: int, num_prompts: int) -> PromptBatch:
         """The `num_prompts` prompts after the first `cursor`; a batch may run over the end of an epoch."""
@@ -89,41 +109,19 @@ class PromptSource:
         )
 
     def _order_of(self, epoch: int) -> tuple[list[int], list[int]]:
-        """One epoch's usable prompts in order, and each one's place among all prompts, the too long ones included."""
+        """One epoch's usable prompts in order, and each one's place among all prompts, the dropped ones included."""
         usable = set(self._usable)
         everything = torch.randperm(len(self._texts), generator=generator(self._seed, "prompts", epoch)).tolist()
         placed = [(index, place) for place, index in enumerate(everything) if index in usable]
         return [index for index, _ in placed], [place for _, place in placed]
 
 
-def prompt_tokens(tokenizer: Any, texts: list[str]) -> list[list[int]]:
-    """Ids of each text, with exactly one begin-of-text id in front where the tokenizer has one.
-
-    A text that was rendered with a begin-of-text token in front does not get a second one (huggingface/trl#3853).
-    """
-    if not texts:
-        return []
-    bos = tokenizer.bos_token
-    if bos is not None:
-        texts = [text.removeprefix(bos) for text in texts]
-    # Specials in the text are split like any other text: a prompt must not be able to end itself.
-    rows: list[list[int]] = tokenizer(
-        texts, add_special_tokens=False, split_special_tokens=True, return_attention_mask=False
-    )["input_ids"]
-    return rows if bos is None else [[tokenizer.bos_token_id, *row] for row in rows]
-
-
-def _read(path: Path) -> list[str]:
-    texts = []
-    try:
-        with path.open("rb") as lines:
-            for number, line in enumerate(lines, start=1):
-                if not line.strip():
-                    continue
-                try:
-                    texts.append(read_prompt(line))
-                except ValueError as problem:
-                    raise DataError(f"{path}, row {number}: {problem}") from problem
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error}") from error
-    return texts
+def _ids(path: str | Path, tokenizer: Any, rows: list[tuple[int, Prompt]]) -> list[list[int]]:
+    plain = iter(text_ids(tokenizer, [prompt for _, prompt in rows if isinstance(prompt, str)]))
+    ids = []
+    for number, prompt in rows:
+        try:
+            ids.append(next(plain) if isinstance(prompt, str) else conversation_ids(tokenizer, prompt))
+        except DataError as error:
+            raise DataError(f"{path}, row {number}: {error}", hint=error.hint) from error
+    return ids

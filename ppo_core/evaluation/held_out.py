@@ -54,8 +54,10 @@ class HeldOut:
         if spec.data.held_out is None:
             raise DataError("data.held_out names no file, so there is nothing to evaluate on")
         num_prompts = max(spec.evaluation.prompts, spec.gate.prompts if judge is not None else 0)
-        source = PromptSource(spec.data.held_out, tokenizer, spec.data.max_prompt_tokens, spec.seed)
-        self._prompts = source.first(num_prompts)
+        self.source = PromptSource(
+            spec.data.held_out, tokenizer, spec.data.max_prompt_tokens, spec.seed, too_long=spec.data.too_long
+        )
+        self._prompts = self.source.first(num_prompts)
         self._seeds = [derived_seed(spec.seed, "held_out", row) for row in range(len(self._prompts.texts))]
         self._batch_size = spec.rollout.batch_size
         self._num_gate_prompts = spec.gate.prompts

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from importlib.metadata import entry_points
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from ppo_core.errors import DataError
 from ppo_core.spec.loading import Fault, spec_paths
+from ppo_core.spec.prompt_files import Unfit, read_rows
 from ppo_core.spec.run_spec import RunSpec
 
-MAX_PROMPT_CHARACTERS = 1_000_000
 MAX_FAULTS_A_FILE = 10
 REWARD_FUNCTIONS = "ppo_core.rewards"
 JUDGE_FUNCTIONS = "ppo_core.judges"
@@ -31,14 +31,14 @@ def check_files(spec: RunSpec, roots: Sequence[Path] | None = None) -> list[Faul
         if fault is not None:
             faults.append(fault)
         elif pointer.startswith("/data/"):
-            faults.extend(_prompt_file(pointer, Path(text)))
+            needed = spec.rollout.batch_size if pointer == "/data/prompts" else 1
+            faults.extend(_prompts(spec, pointer, Path(text), needed))
         else:
             faults.extend(_model_folder(pointer, Path(text)))
     faults.extend(_functions(spec))
     for pointer, model in (("/policy/model", spec.policy.model), ("/policy/critic_model", spec.policy.critic_model)):
         if model is not None and not any(fault.pointer == pointer for fault in faults):
             faults.extend(_context(spec, model))
-    faults.extend(_enough_prompts(spec, faults))
     return faults
 
 
@@ -89,81 +89,54 @@ def _model_folder(pointer: str, folder: Path) -> Iterator[Fault]:
         yield Fault(pointer, f"{str(folder)!r} has no .safetensors file; save the model with safe serialization")
 
 
-def _prompt_file(pointer: str, path: Path) -> Iterator[Fault]:
-    if not path.is_file():
-        yield Fault(pointer, f"{str(path)!r} is no file; give a JSON Lines file with a `prompt` in each row")
-        return
+def _prompts(spec: RunSpec, pointer: str, path: Path, min_prompts: int) -> Iterator[Fault]:
+    """Faults of one prompt file, in one pass over it."""
+    num_prompts, num_bad, conversation = 0, 0, None
     try:
-        bad = list(islice(_bad_rows(path), MAX_FAULTS_A_FILE + 1))
-    except OSError as error:
-        yield Fault(pointer, f"{str(path)!r} cannot be read: {error}")
-        return
-    for number, problem in bad[:MAX_FAULTS_A_FILE]:
-        yield Fault(pointer, f"{path.name}, row {number}: {problem}")
-    if len(bad) > MAX_FAULTS_A_FILE:
-        yield Fault(pointer, f"more than {MAX_FAULTS_A_FILE} bad rows in {path.name}; correct these first")
-
-
-def read_prompt(line: bytes) -> str:
-    """The prompt of one row of a JSON Lines file: the one rule for submit, preflight and training.
-
-    Raises:
-        ValueError: the row is unfit; the message says why.
-    """
-    try:
-        row = json.loads(line.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise ValueError(f"byte {error.start} is not UTF-8") from error
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"not valid JSON ({error})") from error
-    problem = _prompt_problem(row)
-    if problem:
-        raise ValueError(problem)
-    prompt: str = row["prompt"]
-    return prompt
-
-
-def _bad_rows(path: Path) -> Iterator[tuple[int, str]]:
-    with path.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            if not line.strip():
+        for number, prompt in read_rows(path):
+            if isinstance(prompt, Unfit):
+                num_bad += 1
+                if num_bad > MAX_FAULTS_A_FILE:
+                    yield Fault(pointer, f"more than {MAX_FAULTS_A_FILE} bad rows in {path.name}; correct these first")
+                    return
+                yield Fault(pointer, f"{path.name}, row {number}: {prompt.problem}")
                 continue
-            try:
-                read_prompt(line)
-            except ValueError as problem:
-                yield number, str(problem)
+            num_prompts += 1
+            if conversation is None and not isinstance(prompt, str):
+                conversation = number
+    except DataError as error:
+        yield Fault(pointer, f"{path.name}: {error}")
+        return
+    if conversation is not None and _lacks_chat_template(Path(spec.policy.model)):
+        yield Fault(
+            pointer,
+            f"{path.name}, row {conversation}: it holds `messages`, but the tokenizer of policy.model "
+            f"{spec.policy.model!r} has no chat template; save one with it (chat_template.jinja), or give texts",
+        )
+    if num_bad:
+        return
+    if pointer == "/data/held_out" and num_prompts < min_prompts:
+        yield Fault(pointer, f"{str(path)!r} holds no prompt; add some or leave the field out")
+    elif num_prompts < min_prompts:
+        yield Fault(
+            pointer,
+            f"{num_prompts} prompts are fewer than rollout.batch_size {min_prompts}; "
+            "add prompts or lower the batch size",
+        )
 
 
-def _prompt_problem(row: Any) -> str | None:
-    if not isinstance(row, dict) or not isinstance(row.get("prompt"), str):
-        return 'expected an object with a text under "prompt"'
-    prompt = row["prompt"]
-    if not prompt.strip():
-        return "the prompt is empty"
-    if len(prompt) > MAX_PROMPT_CHARACTERS:
-        return f"the prompt has {len(prompt)} characters, more than {MAX_PROMPT_CHARACTERS}"
-    if any(0xD800 <= ord(character) <= 0xDFFF for character in prompt):
-        return "the prompt holds half of a surrogate pair, which no encoding can carry"
-    return None
-
-
-def _enough_prompts(spec: RunSpec, faults: Sequence[Fault]) -> Iterator[Fault]:
-    faulty = {fault.pointer for fault in faults}
-    if "/data/prompts" not in faulty:
-        num_prompts = _num_prompts(Path(spec.data.prompts))
-        if num_prompts < spec.rollout.batch_size:
-            yield Fault(
-                "/data/prompts",
-                f"{num_prompts} prompts are fewer than rollout.batch_size {spec.rollout.batch_size}; "
-                "add prompts or lower the batch size",
-            )
-    if spec.data.held_out is not None and "/data/held_out" not in faulty and not _num_prompts(Path(spec.data.held_out)):
-        yield Fault("/data/held_out", f"{spec.data.held_out!r} holds no prompt; add some or leave the field out")
-
-
-def _num_prompts(path: Path) -> int:
-    with path.open("rb") as lines:
-        return sum(1 for line in lines if line.strip())
+def _lacks_chat_template(folder: Path) -> bool:
+    """Whether a model folder is there and none of the places where a tokenizer keeps its chat template has one."""
+    if not folder.is_dir() or (folder / "chat_template.jinja").is_file():
+        return False
+    for name in ("tokenizer_config.json", "chat_template.json"):
+        try:
+            kept = json.loads((folder / name).read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError):
+            continue
+        if isinstance(kept, dict) and kept.get("chat_template"):
+            return False
+    return True
 
 
 def _context(spec: RunSpec, model: str) -> Iterator[Fault]:

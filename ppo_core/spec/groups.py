@@ -98,14 +98,21 @@ class DataConfig(Group):
     """Where prompts come from."""
 
     prompts: PathText = setting(
-        ..., "fork", "Training prompts: a JSON Lines file with a `prompt` text in each row.", path=True
+        ...,
+        "fork",
+        "Training prompts: a .jsonl, .csv or .parquet file, or a folder that the datasets library saved. A row has a "
+        "`prompt` text or a `messages` list (docs/data.md).",
+        path=True,
     )
     held_out: PathText | None = setting(
         None, "fork", "Prompts never trained on, in the same form, for evaluation and the judge gate.", path=True
     )
     max_prompt_tokens: int = setting(64, "fork", "Longest prompt in tokens.", ge=1, le=131072)
-    too_long: Literal["drop"] = setting(
-        "drop", "fork", "Prompts longer than max_prompt_tokens are dropped and counted."
+    too_long: Literal["drop", "cut"] = setting(
+        "drop",
+        "fork",
+        "Prompts longer than max_prompt_tokens are left out (`drop`), or lose their beginning (`cut`: the last tokens "
+        "stay, behind the begin-of-text). Counted either way.",
     )
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ppo_core.data.prompts import PromptSource, prompt_tokens
+from ppo_core.data.prompts import PromptSource
+from ppo_core.data.tokens import text_ids
 from ppo_core.errors import DataError
 from tests.ppo_core.tiny_models import tiny_tokenizer
 
@@ -28,7 +29,7 @@ TEN = [f"film {number}" for number in range(10)]
 def test_exactly_one_begin_and_no_end() -> None:
     """T15: huggingface/trl#3853, the template writes one and the tokenizer adds another."""
     tokenizer = tiny_tokenizer()
-    plain, rendered = prompt_tokens(tokenizer, ["the film", "<s>the film"])
+    plain, rendered = text_ids(tokenizer, ["the film", "<s>the film"])
     assert plain == rendered
     assert plain[0] == 1
     assert plain.count(1) == 1
@@ -39,12 +40,12 @@ def test_exactly_one_begin_and_no_end() -> None:
 def test_a_tokenizer_without_a_begin_adds_none() -> None:
     tokenizer = tiny_tokenizer()
     tokenizer.bos_token = None
-    assert prompt_tokens(tokenizer, ["film"]) == [tokenizer("film", add_special_tokens=False)["input_ids"]]
+    assert text_ids(tokenizer, ["film"]) == [tokenizer("film", add_special_tokens=False)["input_ids"]]
 
 
 def test_what_looks_like_a_control_token_is_text() -> None:
     tokenizer = tiny_tokenizer()
-    (ids,) = prompt_tokens(tokenizer, ["good</s> film<pad>"])
+    (ids,) = text_ids(tokenizer, ["good</s> film<pad>"])
     assert not {0, 2} & set(ids)
     assert tokenizer.decode(ids[1:]) == "good</s> film<pad>"
 
@@ -76,7 +77,7 @@ def test_the_seed_decides_the_order(tmp_path: Path) -> None:
 def test_a_batch_holds_ids_texts_and_numbers_of_the_same_prompts(tmp_path: Path) -> None:
     batch = source(tmp_path, TEN).take(3, 4)
     assert [TEN[index] for index in batch.indices] == batch.texts
-    assert batch.prompt_ids == prompt_tokens(tiny_tokenizer(), batch.texts)
+    assert batch.prompt_ids == text_ids(tiny_tokenizer(), batch.texts)
 
 
 def test_too_long_prompts_are_dropped_and_counted(tmp_path: Path) -> None:
@@ -84,7 +85,7 @@ def test_too_long_prompts_are_dropped_and_counted(tmp_path: Path) -> None:
     texts = ["x" * 4, "x" * 15, "x" * 16, "x" * 3999]
     prompts = source(tmp_path, texts, limit=16)
     assert len(prompts) == 2
-    assert prompts.num_dropped == 2
+    assert prompts.num_too_long == 2
     assert sorted(map(len, prompts.take(0, 2).prompt_ids)) == [5, 16]
     assert sorted(prompts.take(0, 2).indices) == [0, 1]
 

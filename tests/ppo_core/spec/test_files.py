@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from ppo_core.spec import check_files, parse_spec
-from ppo_core.spec.files import MAX_FAULTS_A_FILE, MAX_PROMPT_CHARACTERS, context_length, read_prompt
+from ppo_core.spec.files import MAX_FAULTS_A_FILE, context_length
+from ppo_core.spec.prompt_files import read_json_row
+from ppo_core.spec.prompt_rows import MAX_PROMPT_CHARACTERS
 
 ROWS = [{"prompt": f"a film about {number}"} for number in range(4)]
 
@@ -220,7 +222,7 @@ def test_a_bad_row_is_named_by_its_number(place: Place, row: bytes, message: str
     ],
 )
 def test_an_odd_row_is_read_as_it_is(row: bytes, prompt: str) -> None:
-    assert read_prompt(row) == prompt
+    assert read_json_row(row) == prompt
 
 
 def test_only_the_first_bad_rows_are_named(place: Place) -> None:
@@ -252,7 +254,7 @@ def test_a_held_out_file_without_a_prompt_is_refused(place: Place) -> None:
 
 
 def test_a_folder_is_no_prompt_file(place: Place) -> None:
-    assert "is no file" in place.only_fault(data={"prompts": str(place.root)})[1]
+    assert "a folder without state.json" in place.only_fault(data={"prompts": str(place.root)})[1]
 
 
 # Registered functions
