@@ -13,6 +13,7 @@ import yaml
 
 from api.schemas import Preset, SpecBody
 from ppo_core.spec import Fault, RunSpec, SpecFaults, check_files, map_paths, parse_spec, read_mapping, resolve_paths
+from ppo_core.spec.hub import is_hub
 from ppo_core.spec.loading import MAX_SPEC_BYTES
 
 
@@ -88,7 +89,7 @@ def _with_absolute_paths(text: str, data: dict[str, Any], folder: Path) -> str:
     moved: dict[str, str] = {}
 
     def absolute(path: str) -> str:
-        moved[path] = path if Path(path).is_absolute() else str((folder / path).resolve())
+        moved[path] = path if is_hub(path) or Path(path).is_absolute() else str((folder / path).resolve())
         return moved[path]
 
     wanted = map_paths(data, absolute)

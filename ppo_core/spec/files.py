@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ppo_core.errors import DataError
+from ppo_core.spec.hub import hub_dataset, is_hub
 from ppo_core.spec.loading import Fault, spec_paths
 from ppo_core.spec.prompt_files import Unfit, read_rows
 from ppo_core.spec.run_spec import RunSpec
@@ -25,8 +26,11 @@ def check_files(spec: RunSpec, roots: Sequence[Path] | None = None) -> list[Faul
         spec: a checked spec, with absolute paths.
         roots: folders that files must lie under, links resolved; None allows any.
     """
-    faults = []
+    faults: list[Fault] = []
     for pointer, text in spec_paths(spec):
+        if pointer.startswith("/data/") and is_hub(text):
+            faults.extend(_hub_dataset(pointer, text))
+            continue
         fault = _place(pointer, text, roots)
         if fault is not None:
             faults.append(fault)
@@ -87,6 +91,14 @@ def _model_folder(pointer: str, folder: Path) -> Iterator[Fault]:
         yield Fault(pointer, f"{str(folder)!r} brings its own code (auto_map in config.json), which is never run")
     if not any(folder.glob("*.safetensors")):
         yield Fault(pointer, f"{str(folder)!r} has no .safetensors file; save the model with safe serialization")
+
+
+def _hub_dataset(pointer: str, text: str) -> Iterator[Fault]:
+    """Whether it may be fetched. Its rows are checked before the first iteration, by whoever fetches it."""
+    try:
+        hub_dataset(text)
+    except ValueError as error:
+        yield Fault(pointer, str(error))
 
 
 def _prompts(spec: RunSpec, pointer: str, path: Path, min_prompts: int) -> Iterator[Fault]:

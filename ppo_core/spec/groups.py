@@ -100,8 +100,8 @@ class DataConfig(Group):
     prompts: PathText = setting(
         ...,
         "fork",
-        "Training prompts: a .jsonl, .csv or .parquet file, or a folder that the datasets library saved. A row has a "
-        "`prompt` text or a `messages` list (docs/data.md).",
+        "Training prompts: a .jsonl, .csv or .parquet file, a folder that the datasets library saved, or "
+        "hub:owner/name where the server allows it. A row has a `prompt` text or a `messages` list (docs/data.md).",
         path=True,
     )
     held_out: PathText | None = setting(

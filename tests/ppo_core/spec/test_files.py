@@ -257,6 +257,62 @@ def test_a_folder_is_no_prompt_file(place: Place) -> None:
     assert "a folder without state.json" in place.only_fault(data={"prompts": str(place.root)})[1]
 
 
+def test_a_hub_data_set_needs_the_servers_leave(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PPO_HUB_DATASETS", raising=False)
+    pointer, message = place.only_fault(data={"prompts": "hub:films/reviews"}, roots=[place.root])
+    assert pointer == "/data/prompts"
+    assert "not one that this server fetches (none)" in message
+    monkeypatch.setenv("PPO_HUB_DATASETS", "films/reviews")
+    assert place.faults(data={"prompts": "hub:films/reviews", "held_out": "hub:films/reviews:test"}) == []
+    assert "names no data set" in place.only_fault(data={"held_out": "hub:films"})[1]
+
+
+@pytest.mark.parametrize("field", ["prompts", "held_out"])
+def test_conversations_need_a_chat_template(place: Place, field: str) -> None:
+    path = place.root / "chats.jsonl"
+    path.write_text((json.dumps({"messages": [{"role": "user", "content": "x"}]}) + "\n") * 4, encoding="utf-8")
+    pointer, message = place.only_fault(data={field: str(path)})
+    assert pointer == f"/data/{field}"
+    assert "chats.jsonl, row 1: it holds `messages`" in message
+    assert "has no chat template; save one with it (chat_template.jinja), or give texts" in message
+    (place.model / "tokenizer_config.json").write_text('{"chat_template": null}', encoding="utf-8")
+    assert place.faults(data={field: str(path)}) != []
+    (place.model / "tokenizer_config.json").write_text('{"chat_template": "{{ messages }}"}', encoding="utf-8")
+    assert place.faults(data={field: str(path)}) == []
+    (place.model / "tokenizer_config.json").unlink()
+    (place.model / "chat_template.jinja").write_text("{{ messages }}", encoding="utf-8")
+    assert place.faults(data={field: str(path)}) == []
+
+
+def test_every_format_is_checked_by_row(place: Place) -> None:
+    """T41: the same rule wherever a prompt comes from."""
+    path = place.root / "train.csv"
+    path.write_bytes(b"prompt\nok\ncaf\xe9\n \nok\n")
+    assert [message for _, message in place.faults(data={"prompts": str(path)})] == [
+        "train.csv, row 3: a byte is not UTF-8",
+        "train.csv, row 4: the prompt is empty",
+    ]
+    path = place.root / "train.parquet"
+    path.write_bytes(b"PAR1")
+    assert "train.parquet: it cannot be read: " in place.only_fault(data={"prompts": str(path)})[1]
+
+
+def test_24_and_16_tokens_do_not_fit_32(place: Place) -> None:
+    """T14: huggingface/trl#1867. Refused at submit, with all three numbers."""
+    place.config({"model_type": "llama", "max_position_embeddings": 32})
+    _, message = place.only_fault(data={"max_prompt_tokens": 24}, rollout={"max_new_tokens": 16})
+    assert all(number in message for number in ("24", "16", "32"))
+    assert place.faults(data={"max_prompt_tokens": 16}, rollout={"max_new_tokens": 16}) == []
+
+
+@pytest.mark.parametrize(("num_prompts", "refused"), [(0, True), (3, True), (8, False), (9, False)])
+def test_a_batch_needs_as_many_prompts(place: Place, num_prompts: int, refused: bool) -> None:
+    """T12: OpenRLHF/OpenRLHF#1297. The ninth is used: see the prompt source's tests."""
+    place.prompts.write_text('{"prompt": "x"}\n' * num_prompts, encoding="utf-8")
+    found = place.faults(rollout={"batch_size": 8})
+    assert [pointer for pointer, _ in found] == (["/data/prompts"] if refused else [])
+
+
 # Registered functions
 
 
