@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from ppo_core.training.microbatches import microbatches, minibatch_rows
+from ppo_core.models.trunk import RowLayout
+from ppo_core.training.microbatches import at_least, microbatches, minibatch_rows
 from tests.ppo_core.training.made_rollouts import made_rollout
 
 
@@ -45,3 +48,43 @@ def test_longest_rows_come_first() -> None:
     rollout = made_rollout(prompt_lengths=[1, 1, 1], response_lengths=[2, 9, 5])
     parts = microbatches(rollout, torch.tensor([0, 1, 2]), token_budget=1)
     assert [int(part.rows) for part in parts] == [1, 2, 0]
+
+
+LENGTHS = st.lists(st.tuples(st.integers(1, 9), st.integers(0, 12)), min_size=1, max_size=20)
+
+
+@settings(max_examples=60, deadline=None)
+@given(LENGTHS, st.integers(1, 60), st.sampled_from(["padded", "packed"]))
+def test_any_rows_are_dealt_out_once_and_within_the_budget(
+    lengths: list[tuple[int, int]], budget: int, layout: RowLayout
+) -> None:
+    rollout = made_rollout([prompt for prompt, _ in lengths], [response for _, response in lengths])
+    parts = microbatches(rollout, torch.arange(len(lengths)), budget, layout)
+    assert sorted(row for part in parts for row in part.rows.tolist()) == list(range(len(lengths)))
+    for part in parts:
+        tokens = part.attention_mask.sum() if layout == "packed" else part.attention_mask.numel()
+        assert len(part.rows) == 1 or int(tokens) <= budget
+        # Cut to its rows, and nothing of them is lost.
+        assert bool(part.attention_mask.any(dim=0).all())
+        assert torch.equal(part.attention_mask.sum(1), rollout.lengths[part.rows])
+        assert torch.equal(part.cut(rollout.response_mask), part.mask)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 40), st.integers(1, 12), st.integers(0, 3))
+def test_any_number_of_minibatches_uses_every_row_once(num_rows: int, parts: int, epoch: int) -> None:
+    dealt = minibatch_rows(num_rows, parts, seed=2, iteration=1, epoch=epoch)
+    assert len(dealt) == parts
+    assert sorted(torch.cat(dealt).tolist()) == list(range(num_rows))
+    assert max(map(len, dealt)) - min(map(len, dealt)) <= 1
+
+
+@settings(max_examples=40, deadline=None)
+@given(LENGTHS, st.integers(1, 60), st.integers(1, 8))
+def test_a_kept_plan_has_a_part_for_each_step_where_there_are_rows_enough(
+    lengths: list[tuple[int, int]], budget: int, steps: int
+) -> None:
+    rollout = made_rollout([prompt for prompt, _ in lengths], [response for _, response in lengths])
+    plan = at_least(steps, rollout, budget)
+    assert len(plan) >= min(steps, len(lengths))
+    assert sorted(row for part in plan for row in part.rows.tolist()) == list(range(len(lengths)))
