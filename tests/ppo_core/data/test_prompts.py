@@ -90,6 +90,16 @@ def test_too_long_prompts_are_dropped_and_counted(tmp_path: Path) -> None:
     assert sorted(prompts.take(0, 2).indices) == [0, 1]
 
 
+def test_a_cut_prompt_keeps_its_end_and_its_text_is_what_is_left(tmp_path: Path) -> None:
+    path = file(tmp_path, ["x" * 15, "abc" + "x" * 14 + "z"])
+    prompts = PromptSource(path, tiny_tokenizer(), 16, 1, too_long="cut")
+    assert (len(prompts), prompts.num_too_long, prompts.num_filtered(2)) == (2, 1, 0)
+    whole, kept = prompts.first(2).prompt_ids
+    assert kept == [1, *text_ids(tiny_tokenizer(), ["x" * 14 + "z"])[0][1:]]
+    assert whole == text_ids(tiny_tokenizer(), ["x" * 15])[0]
+    assert prompts.first(2).texts == ["x" * 15, "x" * 14 + "z"]
+
+
 def test_used_and_filtered_are_what_was_consumed(tmp_path: Path) -> None:
     texts = ["x" * (4 if number % 3 else 40) for number in range(12)]
     prompts = source(tmp_path, texts, limit=16)
