@@ -108,6 +108,7 @@ def _load(kind: Any, what: str, path: str | Path, dtype: torch.dtype) -> Any:
             hint="Give a folder with config.json and .safetensors weights of a causal language model.",
         ) from error
     switch_off_dropout_modules(model)
+    let_every_id_learn(model)
     return model
 
 
@@ -138,6 +139,17 @@ def switch_off_dropout_modules(model: nn.Module) -> None:
                 setattr(module, name, 0.0)
         if isinstance(module, nn.modules.dropout._DropoutNd):
             module.p = 0.0
+
+
+def let_every_id_learn(model: Any) -> None:
+    """Give the pad id's embedding a gradient, too: padding is masked, so where that id is read it is a token.
+
+    torch keeps the gradient of an embedding's `padding_idx` at 0, and most families set it. Where the pad id is the
+    end-of-text or begin-of-text id, what a policy reads of these tokens could never be trained.
+
+    Source: huggingface/trl#5303, the same id taken for padding in a mask.
+    """
+    model.get_input_embeddings().padding_idx = None
 
 
 def _from_pretrained(kind: Any, path: str | Path, config: Any, dtype: torch.dtype, attention: str) -> Any:

@@ -56,7 +56,7 @@ class LocalEngine:
         return self._num_steps
 
     def pass_settings(self) -> PassSettings:
-        modules = list(self._policy.modules())
+        modules = [*self._policy.modules(), *(self._critic.modules() if self._critic is not None else ())]
         return PassSettings(
             attention_kernel=str(getattr(self._policy.model.config, "_attn_implementation", "unknown")),
             dropout=max((module.p for module in modules if isinstance(module, nn.Dropout)), default=0.0),

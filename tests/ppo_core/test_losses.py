@@ -195,7 +195,7 @@ def test_old_values_and_advantages_get_no_gradient() -> None:
 
 
 def test_micro_batches_of_10_and_90_tokens_weigh_by_their_tokens() -> None:
-    """Losses 0.8 and 0.2 per token give 0.26, not the 0.50 of a mean of means (SkyRL#925)."""
+    """T27: NovaSky-AI/SkyRL#925. Losses 0.8 and 0.2 per token give 0.26, not the 0.50 of a mean of means."""
     total = torch.zeros(())
     for num_tokens, per_token in ((10, 0.8), (90, 0.2)):
         x, mask = torch.zeros(1, num_tokens), torch.ones(1, num_tokens)

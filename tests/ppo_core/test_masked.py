@@ -62,16 +62,18 @@ def test_row_results_by_hand() -> None:
 
 
 def test_whitening_two_tokens_gives_minus_one_and_one() -> None:
-    """The variance is biased: with n - 1 these would be -0.707 and 0.707."""
+    """T10: alibaba/ROLL#475. The variance is biased: with n - 1 these would be -0.707 and 0.707."""
     assert masked_whiten(torch.tensor([[1.0, 3.0]]), torch.ones(1, 2)).tolist() == [[-1.0, 1.0]]
 
 
 def test_whitening_one_token_gives_zero() -> None:
+    """T10: alibaba/ROLL#475. Divided by n - 1 = 0 it would be NaN."""
     assert masked_whiten(torch.tensor([[0.7]]), torch.ones(1, 1)).tolist() == [[0.0]]
 
 
 @pytest.mark.parametrize("shape", [(2, 3), (0, 3), (2, 0)])
 def test_no_real_token_gives_zero_everywhere(shape: tuple[int, int]) -> None:
+    """T10: alibaba/ROLL#475, with not one token."""
     x, mask = torch.full(shape, NAN), torch.zeros(shape)
     for reduce in REDUCTIONS:
         assert not reduce(x, mask).any()

@@ -50,7 +50,7 @@ def test_dtype_is_that_of_the_logprobs(dtype: torch.dtype, kept: torch.dtype) ->
 
 
 def test_the_score_lands_on_the_last_real_token() -> None:
-    """Lengths 3 and 5 on a grid of 7 after a prompt of 2: the scores are at index 3 and 5 (trl#1893)."""
+    """T02: huggingface/trl#1893. Lengths 3 and 5 on a grid of 7 after a prompt of 2: scores at index 3 and 5 alone."""
     mask = torch.tensor([[0, 1, 1, 1, 0, 0, 0], [0, 1, 1, 1, 1, 1, 0]])
     zeros = torch.zeros(2, 7)
     rewards, kl = per_token_rewards(torch.tensor([1.0, 2.0]), zeros, zeros, mask, kl_coef=0.0)

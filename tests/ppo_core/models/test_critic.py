@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import BertConfig, BertModel, LlamaForSequenceClassification
 
 from ppo_core.errors import DataError
@@ -25,6 +27,35 @@ def test_values_start_at_zero_and_move_with_the_head() -> None:
     mask = rows()[2]
     assert bool(values[mask].all())
     assert not values[~mask].any()
+
+
+class StatesThatCount(nn.Module):
+    """A body whose last hidden state at column t is the number t."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = SimpleNamespace(hidden_size=1)
+        self.embedding = nn.Embedding(8, 1)
+
+    @property
+    def base_model(self) -> nn.Module:
+        return self
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.embedding
+
+    def forward(self, input_ids: Tensor, **ignored: Any) -> Any:
+        columns = torch.arange(input_ids.shape[1]).float()
+        return SimpleNamespace(last_hidden_state=columns.expand(*input_ids.shape)[..., None])
+
+
+def test_a_value_is_that_of_the_state_that_predicts_its_token() -> None:
+    """T36: verl#1758, in a separate critic. Response at columns 2, 3, 4: values 1, 2, 3."""
+    critic = CriticModel(StatesThatCount())
+    nn.init.ones_(critic.value_head.weight)
+    mask = torch.tensor([[False, True, True, True, False, False]])
+    values = critic.values(torch.zeros(1, 7, dtype=torch.long), torch.ones(1, 7), mask)
+    assert values.tolist() == [[0, 1, 2, 3, 0, 0]]
 
 
 def test_a_body_that_looks_ahead_is_refused() -> None:

@@ -45,6 +45,17 @@ def test_weights_are_float32_and_have_gradients(tmp_path: Path) -> None:
     assert policy.value_head_kind == "shared_detached"
 
 
+@pytest.mark.parametrize("family", ["llama", "gemma", "gpt2", "phi"])
+def test_a_pad_id_that_is_read_as_a_token_learns_like_any_other(tmp_path: Path, family: str) -> None:
+    """T01's kind: torch gives the embedding of a config's pad id no gradient, here that of begin-of-text, too."""
+    tiny_model(family, pad_token_id=1, tie_word_embeddings=False).save_pretrained(tmp_path)
+    policy = load_policy(PolicyConfig(model=str(tmp_path)))
+    mask = torch.tensor([[False, True, True]])
+    policy.logprobs(IDS, torch.ones_like(IDS), mask, temperature=1.0).sum().backward()
+    gradient = policy.model.get_input_embeddings().weight.grad
+    assert [bool(gradient[token].any()) for token in (1, 5, 9, 13)] == [True, True, True, False]
+
+
 def test_the_reference_is_frozen(folder: Path) -> None:
     reference = load_reference(PolicyConfig(model=str(folder)))
     assert not reference.training

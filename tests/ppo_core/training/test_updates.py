@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,9 +13,12 @@ from torch import Tensor, nn
 from ppo_core.advantages import gae
 from ppo_core.errors import NonFiniteError, RatioError
 from ppo_core.masked import masked_whiten
+from ppo_core.models.critic import CriticModel
+from ppo_core.models.loading import load_policy
 from ppo_core.models.policy import PolicyModel
 from ppo_core.rollout.batch import Rollout
 from ppo_core.spec import RunSpec, parse_spec
+from ppo_core.spec.groups import PolicyConfig
 from ppo_core.training.local import LocalEngine
 from ppo_core.training.passes import forward_policy
 from ppo_core.training.updates import PPOBatch, run_updates
@@ -98,7 +102,23 @@ def test_an_epoch_breaks_at_the_target_kl() -> None:
     assert report.num_steps < 8
 
 
+@pytest.mark.parametrize(("num_rows", "sizes"), [(5, [1, 1, 1, 2]), (10, [2, 2, 3, 3])])
+def test_four_minibatches_are_four_steps_an_epoch_whatever_the_batch(num_rows: int, sizes: list[int]) -> None:
+    """T11: ikostrikov/pytorch-a2c-ppo-acktr-gail#176. Five lengths are powers of two, so tokens tell rows."""
+    spec = made_spec(minibatches=4, epochs=2)
+    engine = made_engine(spec)
+    lengths = [2**row for row in range(5)] if num_rows == 5 else [1] * 10
+    report = run_updates(engine, made_batch(engine, spec, made_rollout([2] * num_rows, lengths)), spec, iteration=1)
+    assert [len(epoch) for epoch in report.epochs] == [4, 4]
+    assert report.num_steps == engine.num_steps == 8
+    for epoch in report.epochs:
+        tokens = [int(each.num_tokens) for each in epoch]
+        assert sum(tokens) == sum(lengths)
+        assert sorted(number.bit_count() if num_rows == 5 else number for number in tokens) == sizes
+
+
 def test_a_minibatch_without_a_token_is_counted_and_makes_no_step() -> None:
+    """T10: alibaba/ROLL#475. Nothing to average over is no step, and is told."""
     spec = made_spec(epochs=1, minibatches=4)
     engine = made_engine(spec)
     batch = made_batch(engine, spec, made_rollout([2, 2, 2, 2], [0, 0, 3, 4]))
@@ -124,6 +144,33 @@ def test_a_non_finite_gradient_is_skipped_and_changes_no_bit(monkeypatch: pytest
         run_updates(engine, batch, spec, iteration=7)
     assert engine.num_steps == 3
     assert bool(torch.isfinite(weights(engine)).all())
+
+
+def test_dropout_in_the_config_and_other_batch_shapes_leave_the_ratio_at_one(tmp_path: Path) -> None:
+    """T06: CarperAI/trlx#107. Scored four at a time, padded to 20; updated one by one, at each row's own length."""
+    tiny_model("gpt2", resid_pdrop=0.1, attn_pdrop=0.1, embd_pdrop=0.1).save_pretrained(tmp_path)
+    scored, updated = (
+        made_spec(minibatches=1, epochs=1, learning_rate=1e-12, token_budget=budget) for budget in (80, 1)
+    )
+    engine = LocalEngine(load_policy(PolicyConfig(model=str(tmp_path))), updated)
+    batch = made_batch(engine, scored, made_rollout([4, 3, 2, 1], [16, 8, 6, 4]))
+    assert [part.input_ids.shape for part in batch.old.plan] == [(4, 20)]
+    (report,) = run_updates(engine, batch, updated, iteration=1).minibatches
+    assert float(report.policy.max_ratio_deviation) < 1e-3
+    assert float(report.policy.clip_fraction) == 0
+    assert float(report.policy.approx_kl) < 1e-6
+
+
+def test_a_critic_that_changes_between_its_passes_is_refused_before_any_step() -> None:
+    """T06's kind: no ratio tells of a separate critic, so its mode is compared."""
+    spec = parse_spec({**made_spec().model_dump(), "policy": {"model": "unused", "value_head": "separate"}})
+    critic = CriticModel(tiny_model("llama", seed=11).base_model).eval()
+    engine = LocalEngine(PolicyModel(tiny_model("llama"), "separate").eval(), spec, critic)
+    batch = made_batch(engine, spec)
+    critic.train()
+    with pytest.raises(RatioError, match="between the two passes changed: training mode False -> True"):
+        run_updates(engine, batch, spec, iteration=1)
+    assert engine.num_steps == 0
 
 
 def _dropout(engine: LocalEngine) -> None:

@@ -1,0 +1,39 @@
+"""What may not become a checkpoint."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ppo_core.main import run_segment
+from ppo_core.rundir import ExitCode, checkpoints, verify_checkpoint
+from tests.ppo_core.toy_run import journal, make_toy, toy_segment
+
+
+def test_weights_that_are_not_finite_are_never_written_and_cost_no_earlier_checkpoint(tmp_path: Path) -> None:
+    """T21: facebookresearch/habitat-lab#2226. Poisoned behind every guard, in the last moment of iteration 2."""
+    toy = make_toy(tmp_path)
+    segment = toy_segment(tmp_path / "run", {**toy, "checkpoints": {"every": 1, "keep_last": 1}})
+
+    def change(trainer: Any) -> None:
+        save = trainer._save
+
+        def poisoned(reason: str) -> None:
+            if trainer.state.iteration == 2:
+                with torch.no_grad():
+                    trainer.models.trainer.policy.value_head.bias.fill_(math.nan)
+            save(reason)
+
+        trainer._save = poisoned
+
+    assert run_segment(segment, token=0, attempt=1, change=change) == ExitCode.FAULT
+    error = journal(segment, "end")[0].payload["error"]
+    assert error["code"] == "checkpoint"
+    assert "master/value_head.bias is not finite, so nothing was saved as" in error["message"]
+    assert [path.name for path in segment.checkpoints.iterdir()] == ["iter-000001"]
+    verify_checkpoint(checkpoints(segment)[0])
+    assert json.loads((checkpoints(segment)[0] / "state.json").read_text())["trainer"]["iteration"] == 1
