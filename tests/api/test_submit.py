@@ -82,7 +82,7 @@ FAULTS = [
     ("policy.model", "/etc", "/policy/model", "outside"),
     ("policy.model", "../../../../../../../../etc", "/policy/model", "outside"),
     ("data.prompts", "missing.jsonl", "/data/prompts", "does not exist"),
-    ("data.prompts", "policy", "/data/prompts", "no file"),
+    ("data.prompts", "policy", "/data/prompts", "it is a folder without state.json"),
     ("data.max_prompt_tokens", 5000, "/rollout/max_new_tokens", "context"),
     ("rollout.batch_size", 100, "/data/prompts", "fewer"),
     ("update.minibatches", 100, "/update/minibatches", "minibatch"),
