@@ -191,12 +191,12 @@ class TransformersEngine:
             decoding = _Decoding(self._policy, prompts, steps)
             logits = [decoding.first_logits()]
             logits += [decoding.next_logits(forced[:, step]) for step in range(steps - 1)]
-        temperature = self._config.temperature
-        own = gathered_logprobs(torch.stack(logits, dim=1), forced, temperature)
+        # Not at the sampling temperature: dividing by 1e-4 would blow rounding up to what a stale weight does.
+        own = gathered_logprobs(torch.stack(logits, dim=1), forced)
         for row, prompt in enumerate(prompts):
             ids = torch.cat((torch.tensor(prompt, device=policy.device), forced[row])).unsqueeze(0)
             mask = torch.arange(1, ids.shape[1], device=policy.device).unsqueeze(0) >= len(prompt)
-            theirs = policy.logprobs(ids, torch.ones_like(ids), mask, temperature=temperature)
+            theirs = policy.logprobs(ids, torch.ones_like(ids), mask, temperature=1.0)
             difference = (theirs[mask] - own[row]).abs()
             gap = max(gap, float(difference.nan_to_num(nan=torch.inf).max()))
         return gap

@@ -17,6 +17,7 @@ from ppo_core.models.policy import PolicyModel
 from ppo_core.rollout import transformers_engine
 from ppo_core.rollout.engine import Response
 from ppo_core.rollout.transformers_engine import TransformersEngine, stop_ids_of
+from ppo_core.seeds import derived_seed
 from ppo_core.spec.groups import PolicyConfig, RolloutConfig
 from tests.ppo_core.tiny_models import FAMILIES, VOCABULARY, tiny_model, tiny_tokenizer
 
@@ -72,6 +73,15 @@ def test_seeds_decide_and_nothing_else() -> None:
     assert [one.ids for one in engine().generate(prompt, seeds=list(range(8)))] == first
     assert len({tuple(ids) for ids in first}) == 8
     assert [one.ids for one in made.generate(prompt, seeds=list(range(8, 16)))] != first
+
+
+def test_two_engines_with_seeds_of_their_rows_do_not_answer_alike() -> None:
+    """T39: verl-project/verl#5179. Two replicas share one prompt's rows, and say what one engine says of them all."""
+    rows, seeds = [PROMPTS[3]] * 4, [derived_seed(1, "rollout", 1, row) for row in range(8)]
+    one, other = (engine(max_new_tokens=8).generate(rows, seeds=some) for some in (seeds[:4], seeds[4:]))
+    answers = [each.ids for each in (*one, *other)]
+    assert len({tuple(ids) for ids in answers}) == 8
+    assert answers == [each.ids for each in engine(max_new_tokens=8).generate(rows * 2, seeds=seeds)]
 
 
 def test_global_random_state_is_left_alone() -> None:
@@ -197,6 +207,12 @@ def test_other_weights_than_those_sent_are_an_error_with_both_digests() -> None:
 def test_the_probe_agrees(family: str) -> None:
     policy = PolicyModel(tiny_model(family))
     assert engine(family, policy).sync_weights(policy, 1).probe_gap < 1e-4
+
+
+def test_a_low_temperature_is_no_stale_weight() -> None:
+    """T07's kind: at 0.0001 rounding of 4e-7 would be 0.004 nats, four times what the probe allows."""
+    policy = PolicyModel(tiny_model())
+    assert engine(policy=policy, temperature=1e-4).sync_weights(policy, 1).probe_gap < 1e-4
 
 
 def test_wrong_positions_in_the_engine_are_seen_by_the_probe(monkeypatch: pytest.MonkeyPatch) -> None:
