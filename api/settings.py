@@ -9,6 +9,8 @@ from typing import Annotated
 from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from ppo_core.spec import RewardHosts
+
 WEB_BUILD = Path(__file__).resolve().parent.parent / "web" / "dist"
 
 
@@ -22,6 +24,9 @@ class ApiSettings(BaseSettings):
     data_dir: Path = Field(description="Folder shared with the workers; runs lie in its `runs/`.")
     roots: Annotated[tuple[Path, ...], NoDecode] = Field(
         (), description=f"Folders that specs may name files under, separated by {os.pathsep!r}; none: no files at all."
+    )
+    reward_hosts: Annotated[RewardHosts, NoDecode] = Field(
+        RewardHosts(), description="Hosts that specs may name for HTTP scorers, by commas; none: no HTTP scorer at all."
     )
     allowed_hosts: Annotated[tuple[str, ...], NoDecode] = Field(
         ("127.0.0.1", "localhost", "[::1]"), description="Host names that requests may be addressed to, by commas."
@@ -39,6 +44,11 @@ class ApiSettings(BaseSettings):
         if isinstance(value, str):
             return tuple(Path(part).expanduser().resolve() for part in value.split(os.pathsep) if part)
         return value
+
+    @field_validator("reward_hosts", mode="before")
+    @classmethod
+    def _read_reward_hosts(cls, value: object) -> object:
+        return RewardHosts.parse(value) if isinstance(value, str) else value
 
     @field_validator("allowed_hosts", mode="before")
     @classmethod

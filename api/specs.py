@@ -12,12 +12,22 @@ from typing import Any
 import yaml
 
 from api.schemas import Preset, SpecBody
-from ppo_core.spec import Fault, RunSpec, SpecFaults, check_files, map_paths, parse_spec, read_mapping, resolve_paths
+from ppo_core.spec import (
+    Fault,
+    RewardHosts,
+    RunSpec,
+    SpecFaults,
+    check_files,
+    map_paths,
+    parse_spec,
+    read_mapping,
+    resolve_paths,
+)
 from ppo_core.spec.hub import is_hub
 from ppo_core.spec.loading import MAX_SPEC_BYTES
 
 
-def accept_spec(body: SpecBody, roots: Sequence[Path]) -> RunSpec:
+def accept_spec(body: SpecBody, roots: Sequence[Path], hosts: RewardHosts) -> RunSpec:
     """The checked spec, with absolute paths.
 
     Raises:
@@ -32,7 +42,7 @@ def accept_spec(body: SpecBody, roots: Sequence[Path]) -> RunSpec:
     for root in roots:  # The first root that has the file wins: what was found is absolute from then on.
         data = resolve_paths(data, root)
     spec = parse_spec(data)
-    faults = check_files(spec, roots)
+    faults = check_files(spec, roots, hosts)
     if faults:
         raise SpecFaults(faults)
     return spec

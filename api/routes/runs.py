@@ -64,7 +64,7 @@ def submit_run(
     run_id = idempotency.find_result(database, request)
     if run_id is None:
         database.rollback()  # Reading files may take a while; no transaction waits for it.
-        spec = accept_spec(body, settings.roots)
+        spec = accept_spec(body, settings.roots, settings.reward_hosts)
         run_id = new_id("r")
         if idempotency.take_key(database, request, run_id):
             create_run(
@@ -145,7 +145,7 @@ def read_command(run_id: str, command_id: str, database: Database) -> Command:
 
 
 def _dry_run(body: SpecBody, settings: Settings) -> DryRun:
-    spec = accept_spec(body, settings.roots)
+    spec = accept_spec(body, settings.roots, settings.reward_hosts)
     found = estimate(spec)
     fields = spec_fields(spec)
     return DryRun(

@@ -97,7 +97,7 @@ def _reward(report: IterationReport) -> Metrics:
         "reward/total_mean": _mean(totals),
     }
     for index, part in enumerate(report.all_scores.parts):
-        metrics[f"reward/source_mean/{index}"] = _mean(part[report.all_scores.valid])
+        metrics[f"reward/source_mean/{index}"] = _mean(part[report.all_scores.scored])
     for reason, count in report.all_scores.reasons.items():
         metrics[f"reward/invalid/{reason}"] = float(count)
     return metrics
@@ -176,7 +176,7 @@ def _response(report: IterationReport) -> Metrics:
         "response/repeat_3": repeat_3(ids),
         "response/identical": identical(ids),
         "response/empty": float(sampled.num_empty),
-        "response/invalid": float((~report.all_scores.valid).count_nonzero()),
+        "response/invalid": float((~report.all_scores.scored).count_nonzero()),
     }
 
 

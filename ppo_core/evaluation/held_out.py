@@ -111,6 +111,7 @@ class HeldOut:
 
 
 def _usable(scores: Scores) -> list[float | None]:
+    """What was measured: a fallback is something to train with, and no score of an answer."""
     return [
-        value if valid else None for value, valid in zip(scores.values.tolist(), scores.valid.tolist(), strict=True)
+        value if scored else None for value, scored in zip(scores.values.tolist(), scores.scored.tolist(), strict=True)
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import numbers
+import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,11 +14,12 @@ import torch
 from torch import Tensor
 
 from ppo_core.errors import RewardError
+from ppo_core.scoring.http_service import HttpService
 from ppo_core.scoring.python_function import PythonFunction
-from ppo_core.scoring.sequence_classifier import SequenceClassifier
+from ppo_core.scoring.sequence_classifier import SequenceClassifier, reading_of
 from ppo_core.scoring.source import RewardSource, Unusable
 from ppo_core.spec.files import JUDGE_FUNCTIONS, REWARD_FUNCTIONS
-from ppo_core.spec.groups import JudgeConfig, RewardConfig
+from ppo_core.spec.groups import JudgeConfig, RewardConfig, Scorer
 
 LOG = logging.getLogger(__name__)
 
@@ -26,18 +28,20 @@ LOG = logging.getLogger(__name__)
 class Scores:
     """One batch of scores; B responses in order."""
 
-    values: Tensor  #: [B] float64, the weighted sum; NaN where a source gave nothing usable
-    valid: Tensor  #: [B] bool
+    values: Tensor  #: [B] float64: the weighted sum, or the fallback; NaN where there is neither
+    valid: Tensor  #: [B] bool, whether there is a value to train on
+    scored: Tensor  #: [B] bool, whether every source gave a usable score; False with a fallback
     parts: tuple[Tensor, ...]  #: each source's own scores [B] float64 before its weight; NaN where unusable
     reasons: dict[str, int]  #: unusable responses by reason; a response counts once, by its first source that failed
 
 
 @dataclass(frozen=True)
 class Reward:
-    """Sources with their weights, and the share of unusable responses above which a batch is refused."""
+    """Sources with their weights, and what becomes of responses without a usable score."""
 
     sources: tuple[tuple[RewardSource, float], ...]
-    max_invalid_share: float
+    max_invalid_share: float  #: above this share a batch is refused
+    fallback: float | None = None  #: what such a response counts instead; None: it is left out
 
     @classmethod
     def of(cls, config: RewardConfig) -> Reward:
@@ -47,10 +51,9 @@ class Reward:
             DataError: a model or function cannot be used.
         """
         sources = [
-            (load_source(source.kind, source.model, source.name, REWARD_FUNCTIONS, config.timeout_s), source.weight)
-            for source in config.sources
+            (load_source(source, REWARD_FUNCTIONS, config.timeout_s), source.weight) for source in config.sources
         ]
-        return cls(tuple(sources), config.max_invalid_share)
+        return cls(tuple(sources), config.max_invalid_share, config.fallback)
 
     def score(self, prompts: Sequence[str], responses: Sequence[str]) -> Scores:
         """Score every response to its prompt.
@@ -83,8 +86,10 @@ class Reward:
                 f"{len(found)} of {num_rows} scores are unusable ({counts}), allowed are "
                 f"{self.max_invalid_share:.0%}; the first: {found[0].detail or found[0].reason}"
             )
-        valid = torch.tensor([fault is None for fault in faults], dtype=torch.bool)
-        return Scores(torch.where(valid, values, math.nan), valid, tuple(parts), {**reasons})
+        scored = torch.tensor([fault is None for fault in faults], dtype=torch.bool)
+        instead = math.nan if self.fallback is None else self.fallback
+        valid = scored if self.fallback is None else torch.ones_like(scored)
+        return Scores(torch.where(scored, values, instead), valid, scored, tuple(parts), {**reasons})
 
     def close(self) -> None:
         """End the sources' processes."""
@@ -98,18 +103,20 @@ def load_judge(config: JudgeConfig, timeout_s: float = 60.0, max_invalid_share: 
     Raises:
         DataError: its model or function cannot be used.
     """
-    source = load_source(config.kind, config.model, config.name, JUDGE_FUNCTIONS, timeout_s)
+    source = load_source(config, JUDGE_FUNCTIONS, timeout_s)
     return Reward(((source, 1.0),), max_invalid_share)
 
 
-def load_source(kind: str, model: str | None, name: str | None, group: str, timeout_s: float) -> RewardSource:
+def load_source(scorer: Scorer, group: str, timeout_s: float) -> RewardSource:
     """One scorer by its kind; `group` is where a `python` one is registered."""
-    match kind, model, name:
-        case "sequence_classifier", str(model), None:
-            return SequenceClassifier(model)
-        case "python", None, str(name):
+    match scorer.identity:
+        case "sequence_classifier", str(model):
+            return SequenceClassifier(model, timeout_s, reading_of(scorer))
+        case "python", str(name):
             return PythonFunction(group, name, timeout_s)
-    raise ValueError(f"{kind!r} with model {model!r} and name {name!r} is no scorer")
+        case "http", str(url):
+            return HttpService.of(url, scorer.batch_size, scorer.retries, timeout_s, os.environ)
+    raise ValueError(f"{scorer!r} is no scorer")
 
 
 def _beyond_float32(total: float) -> Unusable | None:

@@ -6,8 +6,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+# By these words unusable scores are counted; docs/reward-sources.md says what each means.
 Reason = Literal[
-    "nan", "infinite", "missing", "wrong_type", "wrong_count", "timeout", "error", "died", "too_long", "empty_text"
+    "nan",
+    "infinite",
+    "missing",
+    "wrong_type",
+    "wrong_count",
+    "timeout",
+    "error",
+    "died",
+    "too_long",
+    "empty_text",
+    "unknown_id",
+    "control_token",
+    "unreachable",
+    "forbidden_address",
+    "http_status",
+    "bad_answer",
 ]
 
 

@@ -2,6 +2,7 @@
 
 from ppo_core.errors import SpecError
 from ppo_core.spec.files import check_files
+from ppo_core.spec.hosts import RewardHosts
 from ppo_core.spec.loading import (
     Fault,
     SpecFaults,
@@ -17,6 +18,7 @@ from ppo_core.spec.run_spec import RunSpec
 
 __all__ = [
     "Fault",
+    "RewardHosts",
     "RunSpec",
     "SpecError",
     "SpecFaults",

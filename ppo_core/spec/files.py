@@ -1,14 +1,17 @@
-"""Checks of what a spec points at, without loading a model: folders, contexts, prompt files, registered functions."""
+"""Checks of what a spec points at, without loading a model: folders, contexts, prompt files, functions, hosts."""
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 from ppo_core.errors import DataError
+from ppo_core.spec.groups import Scorer
+from ppo_core.spec.hosts import RewardHosts, parse_endpoint
 from ppo_core.spec.hub import hub_dataset, is_hub
 from ppo_core.spec.loading import Fault, spec_paths
 from ppo_core.spec.prompt_files import Unfit, read_rows
@@ -19,12 +22,13 @@ REWARD_FUNCTIONS = "ppo_core.rewards"
 JUDGE_FUNCTIONS = "ppo_core.judges"
 
 
-def check_files(spec: RunSpec, roots: Sequence[Path] | None = None) -> list[Fault]:
-    """Every fault of the files that a spec names; empty when all is well.
+def check_files(spec: RunSpec, roots: Sequence[Path] | None = None, hosts: RewardHosts | None = None) -> list[Fault]:
+    """Every fault of the files and hosts that a spec names; empty when all is well.
 
     Args:
         spec: a checked spec, with absolute paths.
         roots: folders that files must lie under, links resolved; None allows any.
+        hosts: what scorers may be asked of over HTTP; None: the hosts of this process's environment.
     """
     faults: list[Fault] = []
     for pointer, text in spec_paths(spec):
@@ -40,6 +44,8 @@ def check_files(spec: RunSpec, roots: Sequence[Path] | None = None) -> list[Faul
         else:
             faults.extend(_model_folder(pointer, Path(text)))
     faults.extend(_functions(spec))
+    faults.extend(_hosts(spec, hosts))
+    faults.extend(_chat_templates(spec, faults))
     for pointer, model in (("/policy/model", spec.policy.model), ("/policy/critic_model", spec.policy.critic_model)):
         if model is not None and not any(fault.pointer == pointer for fault in faults):
             faults.extend(_context(spec, model))
@@ -175,3 +181,45 @@ def _functions(spec: RunSpec) -> Iterator[Fault]:
     if judge is not None and judge.name is not None and judge.name not in judges:
         known = ", ".join(sorted(judges)) or "none"
         yield Fault("/gate/judge/name", f"no judge {judge.name!r} is registered (known: {known})")
+
+
+def _scorers(spec: RunSpec) -> Iterator[tuple[str, Scorer]]:
+    for index, source in enumerate(spec.reward.sources):
+        yield f"/reward/sources/{index}", source
+    if spec.gate.judge is not None:
+        yield "/gate/judge", spec.gate.judge
+
+
+def _hosts(spec: RunSpec, hosts: RewardHosts | None) -> Iterator[Fault]:
+    """Names are not looked up here: what they stand for is checked at each connection, and may change until then."""
+    for pointer, scorer in _scorers(spec):
+        if scorer.url is None:
+            continue
+        try:
+            allowed = hosts if hosts is not None else RewardHosts.of_environment(os.environ)
+            problem = allowed.problem(parse_endpoint(scorer.url))
+        except ValueError as error:
+            problem = f"no host can be allowed: {error}"
+        if problem is not None:
+            yield Fault(f"{pointer}/url", problem)
+
+
+def _chat_templates(spec: RunSpec, faults: Sequence[Fault]) -> Iterator[Fault]:
+    faulty = {fault.pointer for fault in faults}
+    for pointer, scorer in _scorers(spec):
+        if scorer.chat_template and scorer.model is not None and f"{pointer}/model" not in faulty:
+            folder = Path(scorer.model)
+            if not (folder / "chat_template.jinja").is_file() and not _names_chat_template(folder):
+                yield Fault(
+                    f"{pointer}/chat_template",
+                    f"the tokenizer in {scorer.model!r} has no chat template; give `template` instead, such as "
+                    "{prompt}{response}",
+                )
+
+
+def _names_chat_template(folder: Path) -> bool:
+    try:
+        config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(config, dict) and bool(config.get("chat_template"))

@@ -10,7 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from ppo_core.spec.hosts import parse_endpoint
+from ppo_core.spec.text_template import TextTemplate
 
 Changeable = Literal["rollback", "fork", "never"]
 
@@ -191,25 +194,96 @@ class RolloutConfig(Group):
         return self
 
 
-class RewardSource(Group):
-    """One scorer of responses."""
+# What each kind of scorer takes: the field that names it first, then those that go with it.
+SCORER_FIELDS = {
+    "sequence_classifier": ("model", "template", "chat_template"),
+    "python": ("name",),
+    "http": ("url", "batch_size", "retries"),
+}
 
-    kind: Literal["sequence_classifier", "python"] = setting(
-        ..., "rollback", "`sequence_classifier`: a Hugging Face model with one output; `python`: a registered function."
+
+class Scorer(Group):
+    """Whatever gives a response a number: what reward sources and judges have in common."""
+
+    kind: Literal["sequence_classifier", "python", "http"] = setting(
+        ...,
+        "rollback",
+        "`sequence_classifier`: a Hugging Face model with one output; `python`: a registered function; `http`: a "
+        "service that is posted prompts and responses.",
     )
     model: PathText | None = setting(None, "rollback", "Folder of the sequence classifier.", path=True)
+    template: str | None = setting(
+        None,
+        "rollback",
+        "Text that the sequence classifier reads, with `{prompt}` and `{response}` in it; null: one after the other.",
+        min_length=1,
+        max_length=4096,
+        pattern=r"^[^\x00-\x08\x0b-\x1f]+$",
+    )
+    chat_template: bool = setting(
+        False,
+        "rollback",
+        "The sequence classifier reads prompt and response as a user's and an assistant's turn, by the chat template "
+        "of its own tokenizer.",
+    )
     name: str | None = setting(
         None, "rollback", "Registered name of the Python function.", min_length=1, max_length=128, pattern=r"^[\w.\-]+$"
     )
-    weight: float = setting(1.0, "rollback", "Factor of this source in the sum.", ge=-1000, le=1000)
+    url: str | None = setting(
+        None,
+        "rollback",
+        "Address of the service, http or https, of a host in PPO_REWARD_HOSTS. See docs/reward-sources.md.",
+        min_length=1,
+        max_length=1024,
+    )
+    batch_size: int = setting(64, "rollback", "Responses in one request to the service.", ge=1, le=4096)
+    retries: int = setting(
+        3, "rollback", "Further tries of a request that failed, as far as reward.timeout_s allows.", ge=0, le=10
+    )
+
+    @field_validator("template")
+    @classmethod
+    def _template_can_be_filled(cls, text: str | None) -> str | None:
+        if text is not None:
+            TextTemplate.parse(text)
+        return text
+
+    @field_validator("url")
+    @classmethod
+    def _url_is_plain(cls, text: str | None) -> str | None:
+        if text is not None:
+            parse_endpoint(text)
+        return text
+
+    @property
+    def identity(self) -> tuple[str, str | None]:
+        """What makes two scorers the same one, however it is asked."""
+        return self.kind, self.model or self.name or self.url
 
     @model_validator(mode="after")
-    def _one_way_to_name_it(self) -> Self:
-        if self.kind == "sequence_classifier" and (self.model is None or self.name is not None):
-            raise ValueError("a sequence_classifier takes `model` (a folder) and no `name`")
-        if self.kind == "python" and (self.name is None or self.model is not None):
-            raise ValueError("a python source takes `name` (a registered function) and no `model`")
+    def _kind_has_what_it_takes(self) -> Self:
+        needed = SCORER_FIELDS[self.kind][0]
+        misfits = []
+        if getattr(self, needed) is None:
+            misfits.append(("", f"a scorer of kind {self.kind} takes `{needed}`, which is missing"))
+        for kind, fields in SCORER_FIELDS.items():
+            if kind != self.kind:
+                misfits += [
+                    (f"/{field}", f"`{field}` is for kind {kind}, and this is {self.kind}; leave it out")
+                    for field in fields
+                    if getattr(self, field) != type(self).model_fields[field].default
+                ]
+        if self.template is not None and self.chat_template:
+            misfits.append(("/template", "template and chat_template exclude each other; leave one out"))
+        if misfits:
+            raise Misfits(misfits)
         return self
+
+
+class RewardSource(Scorer):
+    """One scorer of responses, and what it counts."""
+
+    weight: float = setting(1.0, "rollback", "Factor of this source in the sum.", ge=-1000, le=1000)
 
 
 class RewardConfig(Group):
@@ -239,7 +313,17 @@ class RewardConfig(Group):
     clip: float | None = setting(
         None, "rollback", "The score is limited to ± this, after penalty and `normalize`.", gt=0, le=1e6
     )
-    timeout_s: float = setting(60.0, "rollback", "Seconds that one batch of scores may take.", gt=0, le=3600)
+    timeout_s: float = setting(
+        60.0, "rollback", "Seconds that one source may take for the scores of a batch.", gt=0, le=3600
+    )
+    fallback: float | None = setting(
+        None,
+        "rollback",
+        "Score that a response without a usable one is trained with; null: it is left out. It counts as unusable "
+        "either way.",
+        ge=-1e6,
+        le=1e6,
+    )
     max_invalid_share: float = setting(
         0.1, "rollback", "Share of unusable scores in an iteration above which the run fails.", ge=0, lt=1
     )
@@ -377,24 +461,8 @@ class TrainingConfig(Group):
     offload: Literal["none"] = setting("none", "rollback", "What is moved to the host's memory; only `none`.")
 
 
-class JudgeConfig(Group):
+class JudgeConfig(Scorer):
     """An evaluator that is not the training reward."""
-
-    kind: Literal["python", "sequence_classifier"] = setting(
-        ..., "rollback", "`python`: a registered function; `sequence_classifier`: a Hugging Face model with one output."
-    )
-    name: str | None = setting(
-        None, "rollback", "Registered name of the Python function.", min_length=1, max_length=128, pattern=r"^[\w.\-]+$"
-    )
-    model: PathText | None = setting(None, "rollback", "Folder of the sequence classifier.", path=True)
-
-    @model_validator(mode="after")
-    def _one_way_to_name_it(self) -> Self:
-        if self.kind == "python" and (self.name is None or self.model is not None):
-            raise ValueError("a python judge takes `name` (a registered function) and no `model`")
-        if self.kind == "sequence_classifier" and (self.model is None or self.name is not None):
-            raise ValueError("a sequence_classifier judge takes `model` (a folder) and no `name`")
-        return self
 
 
 class GateConfig(Group):

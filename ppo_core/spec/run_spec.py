@@ -81,8 +81,7 @@ class RunSpec(Group):
         if judge is not None and self.data.held_out is None:
             message = "gate.judge needs data.held_out: the judge compares answers to held-out prompts; name a file"
             misfits.append(("/data/held_out", message))
-        sources = [(source.kind, source.model, source.name) for source in self.reward.sources]
-        if judge is not None and (judge.kind, judge.model, judge.name) in sources:
+        if judge is not None and judge.identity in [source.identity for source in self.reward.sources]:
             message = "the judge is one of reward.sources, so it cannot see that one being hacked; name another judge"
             misfits.append(("/gate/judge", message))
         if misfits:

@@ -17,6 +17,7 @@ from starlette.testclient import TestClient
 
 from api.main import create_app
 from api.settings import ApiSettings
+from ppo_core.spec import RewardHosts
 from store import keys
 from store.ids import new_id
 from store.models import Run
@@ -75,6 +76,7 @@ def settings(api_url: str, root: Path, tmp_path_factory: pytest.TempPathFactory)
         REDIS_URL=None,
         data_dir=tmp_path_factory.mktemp("data"),
         roots=(root,),
+        reward_hosts=RewardHosts.parse("rewards.example"),
         web_build=tmp_path_factory.mktemp("no-web"),
     )
 

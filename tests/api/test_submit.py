@@ -88,6 +88,14 @@ FAULTS = [
     ("update.minibatches", 100, "/update/minibatches", "minibatch"),
     ("reward.sources", [], "/reward/sources", ""),
     ("reward.sources", [{"kind": "python", "name": "nobody.knows"}], "/reward/sources/0/name", "registered"),
+    (
+        "reward.sources",
+        [{"kind": "http", "url": "https://elsewhere.example/"}],
+        "/reward/sources/0/url",
+        "add it to PPO_REWARD_HOSTS",
+    ),
+    ("reward.sources", [{"kind": "http", "url": "http://127.0.0.1:5432/"}], "/reward/sources/0/url", "not allowed"),
+    ("reward.sources", [{"kind": "http", "url": "https://a:b@rewards.example/"}], "/reward/sources/0/url", "password"),
     ("name", "nul\x00", "/name", "NUL"),
     ("rollout.stop_strings", ["\x00"], "/rollout/stop_strings/0", "NUL"),
     ("policy", {}, "/policy/model", "required"),
@@ -121,6 +129,13 @@ def test_a_fault_is_named_by_its_field_and_nothing_is_stored(
     assert num_runs() == before
     # The key is still free: it can carry the corrected spec.
     assert post(operator, {"spec": spec}, key).status_code == 201
+
+
+def test_a_scorer_on_a_host_that_the_service_allows_is_accepted(operator: TestClient, spec: dict[str, Any]) -> None:
+    source = {"kind": "http", "url": "https://rewards.example/score"}
+    answer = post(operator, {"spec": changed(spec, "reward.sources", [source])}, dry_run="true")
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["spec"]["reward"]["sources"][0]["url"] == source["url"]
 
 
 def test_a_number_that_no_double_holds_is_refused(operator: TestClient, spec: dict[str, Any]) -> None:

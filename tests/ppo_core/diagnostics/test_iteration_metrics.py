@@ -88,6 +88,7 @@ def metrics() -> dict[str, float | None]:
     scores = Scores(
         values=torch.tensor([1.0, 3.0, math.nan], dtype=torch.float64),
         valid=torch.tensor([True, True, False]),
+        scored=torch.tensor([True, True, False]),
         parts=(torch.tensor([2.0, 6.0, math.nan], dtype=torch.float64),),
         reasons={"nan": 1},
     )

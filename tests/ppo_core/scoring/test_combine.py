@@ -60,6 +60,20 @@ def test_a_sum_that_float32_cannot_hold_is_left_out_as_infinite() -> None:
     assert scores.reasons == {"infinite": 2}
 
 
+def test_a_fallback_stands_in_and_the_fault_is_counted_still() -> None:
+    results = Scripted(1.0, math.nan, Unusable("timeout"), 0.5)
+    scores = Reward(((results, 2.0),), 0.5, fallback=-3.0).score(["p"] * 4, ["r"] * 4)
+    assert scores.values.tolist() == [2.0, -3.0, -3.0, 1.0]  # not weighted: it is the response's score
+    assert scores.valid.all()
+    assert scores.scored.tolist() == [True, False, False, True]
+    assert scores.reasons == {"nan": 1, "timeout": 1}
+
+
+def test_a_fallback_does_not_excuse_more_faults_than_allowed() -> None:
+    with pytest.raises(RewardError, match="2 of 3 scores are unusable"):
+        Reward(((Scripted(1.0, None, None), 1.0),), 0.5, fallback=0.0).score(["p"] * 3, ["r"] * 3)
+
+
 def test_one_failed_source_makes_a_response_unusable_once() -> None:
     first, second = Scripted(1.0, Unusable("timeout"), 3.0), Scripted("good", None, 3.0)
     scores = reward((first, 1.0), (second, 0.0)).score(["p"] * 3, ["r"] * 3)
@@ -110,7 +124,8 @@ def test_a_spec_becomes_a_reward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         RewardSource(kind="python", name="length"),
         RewardSource(kind="python", name="response_length", weight=2.0),
     ]
-    made = Reward.of(RewardConfig(sources=sources))
+    made = Reward.of(RewardConfig(sources=sources, fallback=0.25))
+    assert made.fallback == 0.25
     assert made.score(["ab"], ["cde"]).values.tolist() == [7.0]
     made.close()
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ppo_core.spec import check_files, parse_spec
+from ppo_core.spec import RewardHosts, check_files, parse_spec
 from ppo_core.spec.files import MAX_FAULTS_A_FILE, context_length
 from ppo_core.spec.prompt_files import read_json_row
 from ppo_core.spec.prompt_rows import MAX_PROMPT_CHARACTERS
@@ -325,3 +325,48 @@ def test_functions_that_are_not_registered_are_refused_with_those_that_are(place
     )
     assert "no reward function 'os.system' is registered (known: " in found["/reward/sources/0/name"]
     assert "no judge 'no-such-judge' is registered (known: " in found["/gate/judge/name"]
+
+
+# Hosts and chat templates of scorers
+
+SERVICE = {"kind": "http", "url": "https://rewards.example/score"}
+
+
+def test_a_host_that_is_not_allowed_is_refused_for_rewards_and_judges(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    groups = {
+        "reward": {"sources": [SERVICE]},
+        "gate": {"judge": {"kind": "http", "url": "http://127.0.0.1:9/"}},
+    }
+    spec = place.spec(**groups)
+    found = {fault.pointer: fault.message for fault in check_files(spec, hosts=RewardHosts())}
+    assert "'rewards.example', port 443, is not allowed here" in found["/reward/sources/0/url"]
+    assert "add it to PPO_REWARD_HOSTS" in found["/gate/judge/url"]
+    assert check_files(spec, hosts=RewardHosts.parse("rewards.example,127.0.0.1")) == []
+
+
+def test_hosts_are_those_of_the_environment_when_none_are_given(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PPO_REWARD_HOSTS", raising=False)
+    assert place.only_fault(reward={"sources": [SERVICE]})[0] == "/reward/sources/0/url"
+    monkeypatch.setenv("PPO_REWARD_HOSTS", "rewards.example")
+    assert place.faults(reward={"sources": [SERVICE]}) == []
+    monkeypatch.setenv("PPO_REWARD_HOSTS", "http://rewards.example")
+    assert "is no entry" in place.only_fault(reward={"sources": [SERVICE]})[1]
+    assert place.faults() == []  # a spec that asks nobody does not need the list
+
+
+def test_a_chat_template_has_to_be_there(place: Place) -> None:
+    source = {"kind": "sequence_classifier", "model": str(place.model), "chat_template": True}
+    pointer, message = place.only_fault(reward={"sources": [source]})
+    assert pointer == "/reward/sources/0/chat_template"
+    assert "has no chat template; give `template` instead" in message
+    config = place.model / "tokenizer_config.json"
+    for text in ("[]", "{", '{"chat_template": null}'):
+        config.write_text(text)
+        assert place.only_fault(reward={"sources": [source]})[0] == "/reward/sources/0/chat_template"
+    config.write_text('{"chat_template": "{{ messages }}"}')
+    assert place.faults(reward={"sources": [source]}) == []
+    config.unlink()
+    (place.model / "chat_template.jinja").touch()
+    assert place.faults(reward={"sources": [source]}) == []

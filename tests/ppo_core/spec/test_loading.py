@@ -299,9 +299,29 @@ def test_a_missing_field_is_named_with_its_description() -> None:
             "/reward/length_baseline",
             "rollout.batch_size is 2: a slope needs at least 3 responses",
         ),
-        (("reward", "sources", 0), {"kind": "python", "name": "r", "model": "/x"}, "/reward/sources/0", "no `model`"),
+        (("reward", "sources", 0), {"kind": "python", "name": "r", "model": "/x"}, "/reward/sources/0/model", "is for"),
         (("reward", "sources", 0), {"kind": "sequence_classifier"}, "/reward/sources/0", "takes `model`"),
-        (("gate", "judge"), {"kind": "sequence_classifier", "name": "j"}, "/gate/judge", "takes `model`"),
+        (("reward", "sources", 0), {"kind": "http"}, "/reward/sources/0", "takes `url`"),
+        (("gate", "judge"), {"kind": "sequence_classifier"}, "/gate/judge", "takes `model`"),
+        (("gate", "judge"), {"kind": "python", "name": "j", "retries": 1}, "/gate/judge/retries", "is for kind http"),
+        (
+            ("reward", "sources", 0),
+            {"kind": "sequence_classifier", "model": "/x", "template": "{response}", "chat_template": True},
+            "/reward/sources/0/template",
+            "exclude each other",
+        ),
+        (
+            ("reward", "sources", 0),
+            {"kind": "sequence_classifier", "model": "/x", "template": "{response.__class__}"},
+            "/reward/sources/0/template",
+            "is not known",
+        ),
+        (
+            ("reward", "sources", 0),
+            {"kind": "http", "url": "https://me:secret@rewards.example"},
+            "/reward/sources/0/url",
+            "user name or password",
+        ),
     ],
 )
 def test_fields_that_do_not_fit_together_are_named(place: Place, value: Any, where: str, message: str) -> None:
@@ -311,6 +331,23 @@ def test_fields_that_do_not_fit_together_are_named(place: Place, value: Any, whe
     (fault,) = faults_of(data)
     assert fault.pointer == where
     assert message in fault.message
+
+
+def test_a_scorer_of_one_kind_with_anothers_name_is_told_both() -> None:
+    found = {fault.pointer: fault.message for fault in faults_of(with_value(("gate", "judge", "kind"), "http"))}
+    assert "takes `url`" in found["/gate/judge"]
+    assert found["/gate/judge/name"] == "`name` is for kind python, and this is http; leave it out"
+
+
+def test_a_judge_that_is_a_reward_read_otherwise_is_the_same_scorer() -> None:
+    model = {"kind": "sequence_classifier", "model": "/x"}
+    data = with_value(("reward", "sources"), [model])
+    data["gate"] = {"judge": {**model, "template": "{response}"}}
+    assert [fault.pointer for fault in faults_of(data)] == ["/gate/judge"]
+    service = {"kind": "http", "url": "https://rewards.example/score"}
+    data = with_value(("reward", "sources"), [service])
+    data["gate"] = {"judge": {**service, "batch_size": 1}}
+    assert [fault.pointer for fault in faults_of(data)] == ["/gate/judge"]
 
 
 def test_misfits_of_several_groups_are_named_at_once() -> None:
