@@ -110,6 +110,35 @@ def test_at_lam_1_the_returns_are_the_rewards_to_go(seed: int) -> None:
 
 
 @settings(deadline=None, max_examples=50)
+@given(st.integers(0, 10_000), st.floats(0, 1))
+def test_at_gamma_0_only_the_tokens_own_reward_counts(seed: int, lam: float) -> None:
+    rewards, values, mask = grids(seed)
+    advantages, returns = gae(rewards, values, mask, 0.0, lam)
+    torch.testing.assert_close(returns, torch.where(mask, rewards, 0.0))
+    torch.testing.assert_close(advantages, torch.where(mask, rewards - values, 0.0))
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.integers(0, 10_000), st.floats(0, 1), st.floats(0, 1))
+def test_values_that_are_the_rewards_to_go_leave_nothing_to_gain(seed: int, gamma: float, lam: float) -> None:
+    rewards, _, mask = grids(seed)
+    true_values = gae(rewards, torch.zeros_like(rewards), mask, gamma, 1.0)[1]
+    advantages, returns = gae(rewards, true_values, mask, gamma, lam)
+    torch.testing.assert_close(advantages, torch.zeros_like(advantages), rtol=0, atol=1e-12)
+    torch.testing.assert_close(returns, true_values)
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.integers(0, 10_000), st.floats(0, 1), st.floats(0, 1))
+def test_float32_is_float64_but_for_the_last_rounding(seed: int, gamma: float, lam: float) -> None:
+    rewards, values, mask = grids(seed)
+    narrow = gae(rewards.float(), values.float(), mask, gamma, lam)
+    wide = gae(rewards.float().double(), values.float().double(), mask, gamma, lam)
+    for got, expected in zip(narrow, wide, strict=True):
+        assert torch.equal(got, expected.float())
+
+
+@settings(deadline=None, max_examples=50)
 @given(st.integers(0, 10_000), st.sampled_from([math.nan, math.inf, 1e30]), st.integers(0, 3))
 def test_junk_padding_and_row_order_change_nothing(seed: int, junk: float, extra: int) -> None:
     rewards, values, mask = grids(seed)
@@ -123,3 +152,13 @@ def test_junk_padding_and_row_order_change_nothing(seed: int, junk: float, extra
     for got, expected in zip(results, gae(rewards, values, mask, 0.99, 0.95), strict=True):
         assert torch.equal(got[:, extra : extra + 7], expected[order])
         assert not got[~padded_mask].any()
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.integers(0, 10_000), st.floats(0, 1), st.sampled_from([torch.float32, torch.float64]))
+def test_without_a_future_the_return_is_the_reward(seed: int, lam: float, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    rewards, values = (torch.randn(4, 6, generator=generator, dtype=dtype) for _ in range(2))
+    mask = torch.rand(4, 6, generator=generator) < 0.6
+    _, returns = gae(rewards, values, mask, 0.0, lam)
+    torch.testing.assert_close(returns, torch.where(mask, rewards, 0))

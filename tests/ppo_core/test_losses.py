@@ -254,6 +254,87 @@ def test_junk_padding_and_row_order_change_neither_loss_nor_gradient(seed: int, 
         assert not gradient[~padded_mask].any()
 
 
+DTYPES = st.sampled_from([torch.float32, torch.float64])
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.integers(0, 10_000), st.floats(0.01, 0.9), DTYPES)
+def test_the_clip_only_ever_makes_the_policy_loss_larger_and_stops_its_gradient(
+    seed: int, clip_range: float, dtype: torch.dtype
+) -> None:
+    grid, mask = grids(seed, 3)
+    new, old, advantages = (x.to(dtype) for x in grid)
+    new.requires_grad_()
+    loss, stats = policy_loss(new, old, advantages, mask, clip_range, num_tokens=1)
+    ratio = (new - old).detach().exp()
+    unclipped = -advantages * ratio
+    assert float(loss) >= float(unclipped[mask].sum()) - 1e-4
+    moved_too_far = torch.where(advantages > 0, ratio > 1 + clip_range, ratio < 1 - clip_range) & mask
+    # d(-A exp(d)) / dd = -A exp(d) where the clip is not in use, and nothing where it is.
+    expected = torch.where(mask & ~moved_too_far, unclipped, 0.0)
+    torch.testing.assert_close(gradient_of(loss, new), expected)
+    assert stats.num_clipped_active == moved_too_far.sum()
+    assert stats.num_clipped >= stats.num_clipped_active
+    assert stats.approx_kl >= 0
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.integers(0, 10_000), st.floats(0.01, 2), DTYPES)
+def test_the_clip_only_ever_makes_the_value_loss_larger_and_stops_its_gradient(
+    seed: int, clip_range: float, dtype: torch.dtype
+) -> None:
+    grid, mask = grids(seed, 3)
+    values, old, returns = (x.to(dtype) for x in grid)
+    values.requires_grad_()
+    loss, stats = value_loss(values, old, returns, mask, clip_range, num_tokens=1)
+    plain, _ = value_loss(values, old, returns, mask, None, num_tokens=1)
+    assert float(loss) >= float(plain) - 1e-4
+    error = (values - returns).detach()
+    clipped = old + (values.detach() - old).clamp(-clip_range, clip_range) - returns
+    in_use = mask & (clipped.abs() > error.abs())
+    torch.testing.assert_close(gradient_of(loss, values), torch.where(mask & ~in_use, error, 0.0))
+    assert stats.num_clipped == in_use.sum()
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.integers(0, 10_000), st.lists(st.integers(0, 2), min_size=4, max_size=4), DTYPES)
+def test_rows_dealt_to_microbatches_in_any_way_add_up(seed: int, part_of_row: list[int], dtype: torch.dtype) -> None:
+    """An empty microbatch, or one whose rows have no token, adds nothing."""
+    grid, mask = grids(seed, 5)
+    new, old, advantages, values, returns = (x.to(dtype) for x in grid)
+    logits = torch.randn(4, 7, 5, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+    leaves = [x.requires_grad_() for x in (new, values, logits)]
+    num_tokens = int(mask.sum())
+
+    def loss_of(rows: Tensor) -> Tensor:
+        policy, _ = policy_loss(new[rows], old[rows], advantages[rows], mask[rows], num_tokens=num_tokens)
+        value, _ = value_loss(values[rows], old[rows], returns[rows], mask[rows], num_tokens=num_tokens)
+        return policy + 0.5 * value - 0.01 * entropy(logits[rows], mask[rows], num_tokens=num_tokens)
+
+    parts = [loss_of((torch.tensor(part_of_row) == part).nonzero().flatten()) for part in range(3)]
+    whole, dealt = loss_of(torch.arange(4)), torch.stack(parts).sum()
+    torch.testing.assert_close(dealt, whole, rtol=0, atol=1e-6)
+    for got, expected in zip(torch.autograd.grad(dealt, leaves), torch.autograd.grad(whole, leaves), strict=True):
+        torch.testing.assert_close(got, expected, rtol=0, atol=1e-6)
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.integers(0, 10_000), st.integers(1, 9), st.integers(0, 8), st.floats(0, 50), st.floats(0.1, 5), DTYPES)
+def test_entropy_lies_between_0_and_the_logarithm_of_what_can_be_drawn(
+    seed: int, size: int, num_forbidden: int, spread: float, temperature: float, dtype: torch.dtype
+) -> None:
+    num_forbidden = min(num_forbidden, size - 1)
+    logits = spread * torch.randn(3, size, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+    logits[:, :num_forbidden] = -INF
+    logits.requires_grad_()
+    entropies = token_entropies(logits, temperature)
+    assert (entropies >= -1e-6).all()
+    assert (entropies <= math.log(size - num_forbidden) + 1e-5).all()
+    gradient = gradient_of(entropies.sum(), logits)
+    assert gradient.isfinite().all()
+    assert not gradient[:, :num_forbidden].any()
+
+
 def _join_stats_on_one_rank(rank: int, folder: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     (new, old, other), mask = grids(5, 3)
@@ -268,3 +349,28 @@ def _join_stats_on_one_rank(rank: int, folder: str) -> None:
 
 def test_statistics_of_two_ranks_join_as_one(tmp_path: Path) -> None:
     mp.spawn(_join_stats_on_one_rank, args=(str(tmp_path),), nprocs=2)
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.integers(0, 10_000), st.sampled_from([torch.float32, torch.float64]))
+def test_a_token_has_no_gradient_exactly_where_the_clip_decides(seed: int, dtype: torch.dtype) -> None:
+    grid, mask = grids(seed, 3)
+    new, old, advantages = (x.to(dtype) for x in grid)
+    new.requires_grad_()
+    loss, stats = policy_loss(new, old, advantages, mask, 0.2)
+    ratio = (new.detach() - old).exp()
+    decided = mask & torch.where(advantages > 0, ratio > 1.2, ratio < 0.8)
+    assert torch.equal(gradient_of(loss, new) != 0, mask & ~decided)
+    assert float(stats.clip_fraction_active) == pytest.approx(int(decided.sum()) / int(mask.sum()))
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.integers(0, 10_000), st.floats(0.05, 20), st.integers(0, 5), st.sampled_from([torch.float32, torch.float64]))
+def test_entropy_lies_between_0_and_the_logarithm_of_what_can_be_drawn(
+    seed: int, temperature: float, forbidden: int, dtype: torch.dtype
+) -> None:
+    logits = 5 * torch.randn(3, 4, 7, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+    logits[..., :forbidden] = -INF
+    found = token_entropies(logits, temperature)
+    assert bool((found >= -1e-6).all())
+    assert bool((found <= math.log(7 - forbidden) + 1e-6).all())
