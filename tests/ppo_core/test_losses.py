@@ -268,7 +268,7 @@ def test_the_clip_only_ever_makes_the_policy_loss_larger_and_stops_its_gradient(
     loss, stats = policy_loss(new, old, advantages, mask, clip_range, num_tokens=1)
     ratio = (new - old).detach().exp()
     unclipped = -advantages * ratio
-    assert float(loss) >= float(unclipped[mask].sum()) - 1e-4
+    assert float(loss.detach()) >= float(unclipped[mask].sum()) - 1e-4
     moved_too_far = torch.where(advantages > 0, ratio > 1 + clip_range, ratio < 1 - clip_range) & mask
     # d(-A exp(d)) / dd = -A exp(d) where the clip is not in use, and nothing where it is.
     expected = torch.where(mask & ~moved_too_far, unclipped, 0.0)
@@ -288,9 +288,9 @@ def test_the_clip_only_ever_makes_the_value_loss_larger_and_stops_its_gradient(
     values.requires_grad_()
     loss, stats = value_loss(values, old, returns, mask, clip_range, num_tokens=1)
     plain, _ = value_loss(values, old, returns, mask, None, num_tokens=1)
-    assert float(loss) >= float(plain) - 1e-4
+    assert float(loss.detach()) >= float(plain.detach()) - 1e-4
     error = (values - returns).detach()
-    clipped = old + (values.detach() - old).clamp(-clip_range, clip_range) - returns
+    clipped = values.detach().clamp(old - clip_range, old + clip_range) - returns
     in_use = mask & (clipped.abs() > error.abs())
     torch.testing.assert_close(gradient_of(loss, values), torch.where(mask & ~in_use, error, 0.0))
     assert stats.num_clipped == in_use.sum()
@@ -349,28 +349,3 @@ def _join_stats_on_one_rank(rank: int, folder: str) -> None:
 
 def test_statistics_of_two_ranks_join_as_one(tmp_path: Path) -> None:
     mp.spawn(_join_stats_on_one_rank, args=(str(tmp_path),), nprocs=2)
-
-
-@settings(deadline=None, max_examples=50)
-@given(st.integers(0, 10_000), st.sampled_from([torch.float32, torch.float64]))
-def test_a_token_has_no_gradient_exactly_where_the_clip_decides(seed: int, dtype: torch.dtype) -> None:
-    grid, mask = grids(seed, 3)
-    new, old, advantages = (x.to(dtype) for x in grid)
-    new.requires_grad_()
-    loss, stats = policy_loss(new, old, advantages, mask, 0.2)
-    ratio = (new.detach() - old).exp()
-    decided = mask & torch.where(advantages > 0, ratio > 1.2, ratio < 0.8)
-    assert torch.equal(gradient_of(loss, new) != 0, mask & ~decided)
-    assert float(stats.clip_fraction_active) == pytest.approx(int(decided.sum()) / int(mask.sum()))
-
-
-@settings(deadline=None, max_examples=50)
-@given(st.integers(0, 10_000), st.floats(0.05, 20), st.integers(0, 5), st.sampled_from([torch.float32, torch.float64]))
-def test_entropy_lies_between_0_and_the_logarithm_of_what_can_be_drawn(
-    seed: int, temperature: float, forbidden: int, dtype: torch.dtype
-) -> None:
-    logits = 5 * torch.randn(3, 4, 7, generator=torch.Generator().manual_seed(seed), dtype=dtype)
-    logits[..., :forbidden] = -INF
-    found = token_entropies(logits, temperature)
-    assert bool((found >= -1e-6).all())
-    assert bool((found <= math.log(7 - forbidden) + 1e-6).all())

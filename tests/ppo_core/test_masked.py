@@ -195,33 +195,6 @@ def test_results_agree_with_the_plain_ones_on_the_real_values(batch: tuple[Tenso
 
 
 @settings(deadline=None, max_examples=50)
-@given(batches(), st.floats(-100, 100), st.floats(-1e3, 1e3))
-def test_mean_and_variance_follow_shift_and_scale(batch: tuple[Tensor, Tensor], scale: float, shift: float) -> None:
-    x, mask = batch
-    moved = scale * x + shift
-    torch.testing.assert_close(masked_mean(moved, mask), scale * masked_mean(x, mask) + shift, rtol=1e-9, atol=1e-6)
-    torch.testing.assert_close(masked_var(moved, mask), scale**2 * masked_var(x, mask), rtol=1e-6, atol=1e-6)
-
-
-@settings(deadline=None, max_examples=50)
-@given(
-    st.integers(0, 10_000), st.floats(0.1, 100), st.floats(-1e3, 1e3), st.sampled_from([torch.float32, torch.float64])
-)
-def test_whitening_forgets_shift_and_scale_but_not_sign(
-    seed: int, scale: float, shift: float, dtype: torch.dtype
-) -> None:
-    """What advantages are worth is relative: scores in other units train the same policy."""
-    x = torch.randn(3, 8, generator=torch.Generator().manual_seed(seed), dtype=dtype)
-    mask = torch.ones_like(x)
-    mask[1, 4:] = 0
-    whitened = masked_whiten(x, mask)
-    # float32 holds numbers around 1000 to 6e-5, which the smallest scale makes ten times as much.
-    close = {"rtol": 0.0, "atol": 2e-2 if dtype == torch.float32 else 1e-5}
-    torch.testing.assert_close(masked_whiten(scale * x + shift, mask), whitened, **close)
-    torch.testing.assert_close(masked_whiten(-scale * x + shift, mask), -whitened, **close)
-
-
-@settings(deadline=None, max_examples=50)
 @given(
     st.floats(-1e30, 1e30, allow_subnormal=False), st.integers(1, 300), st.sampled_from([torch.float32, torch.float64])
 )

@@ -116,17 +116,6 @@ def test_shapes_must_agree() -> None:
 
 
 @settings(deadline=None, max_examples=50)
-@given(st.integers(0, 10_000), st.floats(0.01, 30), st.sampled_from([torch.float32, torch.float64]))
-def test_k2_and_k3_are_0_at_equality_and_positive_elsewhere(seed: int, spread: float, dtype: torch.dtype) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    old, ref = (-spread * torch.rand(4, 5, generator=generator, dtype=dtype) for _ in range(2))
-    for estimator in ("k2", "k3"):
-        assert not kl_penalty(old, old, estimator).any()
-        assert (kl_penalty(old, ref, estimator) >= 0).all()
-    assert torch.equal(kl_penalty(old, ref), -kl_penalty(ref, old))
-
-
-@settings(deadline=None, max_examples=50)
 @given(st.integers(0, 10_000), st.integers(2, 9))
 def test_k1_and_k3_have_the_kl_as_their_mean(seed: int, size: int) -> None:
     """Every outcome once, weighted by its probability: both means are sum p (log p - log q), exactly."""
@@ -187,23 +176,6 @@ def test_junk_and_padding_change_nothing(seed: int, estimator: str, junk: float,
     for got, expected in zip(results, clean, strict=True):
         assert torch.equal(got[:, extra : extra + 6], expected[order])
         assert not got[~padded_mask[order]].any()
-
-
-@settings(deadline=None, max_examples=50)
-@given(
-    st.integers(0, 10_000),
-    st.sampled_from(["k1", "k2", "k3"]),
-    st.sampled_from([torch.float32, torch.float64]),
-)
-def test_a_row_sums_to_its_score_less_its_kl(seed: int, estimator: str, dtype: torch.dtype) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    mask = torch.rand(4, 6, generator=generator) < 0.6
-    old, ref = (torch.randn(4, 6, generator=generator, dtype=dtype) for _ in range(2))
-    scores = torch.randn(4, generator=generator, dtype=dtype)
-    cut = torch.rand(4, generator=generator) < 0.5
-    rewards, kl = per_token_rewards(scores, old, ref, mask, 0.2, estimator, missing_eos=cut, missing_eos_penalty=-1.5)
-    expected = torch.where(mask.any(1), scores - 1.5 * cut, 0) - 0.2 * masked_row_sum(kl, mask)
-    torch.testing.assert_close(masked_row_sum(rewards, mask), expected.to(dtype))
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])

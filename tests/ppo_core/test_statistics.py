@@ -6,6 +6,8 @@ import math
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ppo_core.diagnostics import explained_variance
 from ppo_core.errors import ShapeError
@@ -46,3 +48,23 @@ def test_large_returns_cost_no_digits() -> None:
 def test_shapes_must_agree() -> None:
     with pytest.raises(ShapeError, match="returns"):
         explained_variance(torch.zeros(2, 3), torch.zeros(2, 1), torch.ones(2, 3))
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.integers(0, 10_000), st.floats(-100, 100), st.sampled_from([torch.float32, torch.float64]))
+def test_a_constant_error_costs_nothing_and_values_that_know_nothing_earn_nothing(
+    seed: int, shift: float, dtype: torch.dtype
+) -> None:
+    """It measures what the values tell apart, not how far off they are; random values never beat perfect ones."""
+    generator = torch.Generator().manual_seed(seed)
+    returns, values = (torch.randn(3, 6, generator=generator, dtype=dtype) for _ in range(2))
+    mask = torch.ones_like(returns)
+    mask[0, 3:] = 0
+    perfect, constant, some = (
+        explained_variance(x, returns, mask) for x in (returns + shift, torch.full_like(returns, shift), values)
+    )
+    assert perfect == pytest.approx(1.0, abs=1e-4)
+    assert constant == pytest.approx(0.0, abs=1e-4)
+    assert some is not None
+    assert some <= 1.0
+    assert explained_variance(values + shift, returns, mask) == pytest.approx(some, abs=1e-3)
