@@ -21,6 +21,8 @@ from ppo.exits import Exit
 from ppo.finding import find_run
 from ppo.spec_file import read_spec_file
 from ppo.wire import TERMINAL, Run
+from ppo_core.spec import parse_spec
+from ppo_core.spec.advice import warnings_of
 
 
 @contextmanager
@@ -56,6 +58,8 @@ def submit(
                 show.dry_run(answer)
             return
         run = client.submit(fields)
+        for warning in warnings_of(parse_spec(fields)):
+            show.line(f"warning: {warning}", show.err)
         page = _page(access, run["id"])
         if not wait:
             if json:

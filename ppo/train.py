@@ -44,6 +44,7 @@ from ppo_core.rundir import (
     send_command,
 )
 from ppo_core.spec import Fault, RunSpec, SpecFaults, check_files, parse_spec
+from ppo_core.spec.advice import warnings_of
 
 LAUNCHER = Path(__file__).with_name("launch.py")
 LOOK_EVERY_S = 0.1
@@ -103,6 +104,8 @@ def train(attempt: Attempt, console: Console, as_json: bool) -> Exit:
         console.print(
             f"run directory {attempt.run_dir}, log {attempt.log}", markup=False, highlight=False, soft_wrap=True
         )
+        for warning in warnings_of(attempt.spec):
+            console.print(f"warning: {warning}", markup=False, highlight=False, soft_wrap=True)
     end: Event | None = None
     with contextlib.ExitStack() as stack:
         process = _start_trainer(attempt)
@@ -210,7 +213,8 @@ def _outcome(attempt: Attempt, end: Event | None, returncode: int, console: Cons
         _say(
             console,
             as_json,
-            f"{end.payload['reason']} at iteration {end.iteration}; go on: --resume --run-dir {attempt.run_dir}",
+            f"{end.payload['reason']} after iteration {end.iteration}; to go on, repeat the command with "
+            f"--resume --run-dir {attempt.run_dir}",
         )
     return exits.of_trainer(code)
 

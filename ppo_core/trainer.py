@@ -180,6 +180,7 @@ class Trainer:
     def _asked_to_end(self) -> Outcome | None:
         asked = self.control.wants_to_end()
         if asked is not None:
+            self.control.iteration = self.state.iteration  # An iteration that was given up was not reached.
             self._save(asked)
             self.control.done("checkpoint", "pause", "stop")
             return Outcome(ExitCode.STOPPED, "stopped") if asked == "stop" else Outcome(ExitCode.PAUSED, "paused")

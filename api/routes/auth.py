@@ -18,7 +18,8 @@ def log_in(body: LoginBody, database: Database, settings: Settings, response: Re
     """Trade the token of a login link for a session cookie. A link works once."""
     new = keys.use_login_link(database, body.token)
     if new is None:
-        raise ProblemError(401, "bad_login_link", "This link was used before or has expired; make a new one.")
+        message = "This link was used before or has expired; `ppo up` prints a new one when it starts."
+        raise ProblemError(401, "bad_login_link", message)
     audit.record(database, "browser", "auth.login", new.role)
     database.commit()
     response.set_cookie(

@@ -73,6 +73,7 @@ def demo(stack: Stack, spec_file: Path, overrides: list[str], stay: bool) -> Exi
         show.line("the platform stays up; Ctrl-C stops it")
         wait_for_failure(stack.keeper.failed)
         raise StackError(stack.keeper.failure or "a part of the platform failed")
+    show.line(f"the platform stops now; its data stay in {stack.data}, and `ppo up` shows this run again")
     if not comparison.equal:
         return Exit.FAILED
     return exits.of_ended(ended["state"], ended["reason_code"])

@@ -57,10 +57,12 @@ def _update(spec: RunSpec) -> Iterator[str]:
             f"update.warmup_steps is {update.warmup_steps} but the run has {spec.num_optimizer_steps} optimizer steps: "
             "the learning rate is never reached; lower it"
         )
-    if update.critic_warmup_iterations >= spec.iterations:
+    learning = spec.iterations - update.critic_warmup_iterations
+    if learning <= spec.iterations // 2:
         yield (
             f"update.critic_warmup_iterations is {update.critic_warmup_iterations} of {spec.iterations} iterations: "
-            "the policy never learns; lower it"
+            + (f"the policy learns in {learning} only" if learning > 0 else "the policy never learns")
+            + "; lower it"
         )
     longest = spec.data.max_prompt_tokens + spec.rollout.max_new_tokens
     if update.token_budget < longest:

@@ -420,3 +420,22 @@ def test_a_run_of_skipped_steps_keeps_their_batches_and_fails(toy: dict[str, Any
     assert "not finite in 3 optimizer steps in a row" in end["error"]["message"]
     assert len(list(segment.skipped.iterdir())) == 3
     assert not list(segment.checkpoints.glob("iter-*"))
+
+
+def test_an_iteration_that_was_given_up_is_not_told_as_reached(toy: dict[str, Any], tmp_path: Path) -> None:
+    """A stop in the rollout of the second iteration: the run stands after the first, and says so everywhere."""
+    segment = toy_segment(tmp_path, toy)
+
+    def change(trainer: Any) -> None:
+        generate = trainer.models.engine.generate
+
+        def asking(*args: Any, **kwargs: Any) -> Any:
+            if trainer.control.iteration == 2:
+                send_command(segment, ControlCommand("c-1", "stop", 0))
+                trainer.control._looked_at = -math.inf
+            return generate(*args, **kwargs)
+
+        trainer.models.engine.generate = asking
+
+    assert run_segment(segment, 0, 1, change=change) == ExitCode.STOPPED
+    assert [event.iteration for event in journal(segment) if event.type in ("checkpoint", "end")] == [1, 1]
