@@ -156,7 +156,7 @@ class RolloutConfig(Group):
         "Allows top_p, top_k and min_new_tokens: logprobs, KL and entropy are then of the distributions over the very "
         "tokens that could be drawn at each position, which are kept with the rollout.",
     )
-    stop_ids: list[Annotated[int, Field(ge=0)]] = setting(
+    stop_ids: list[Annotated[int, Field(ge=0, le=1_000_000)]] = setting(
         [], "rollback", "Token ids that end a response, besides the model's end-of-text.", max_length=64
     )
     stop_strings: list[Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[^\x00]+$")]] = setting(

@@ -14,6 +14,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from ppo_core.errors import SpecError
+from ppo_core.spec.fields import group_in, path_places
 from ppo_core.spec.groups import Misfits
 from ppo_core.spec.run_spec import RunSpec
 
@@ -187,9 +188,8 @@ def _override_value(override: str, value: str, pointer: str) -> Any:
 def map_paths(data: Mapping[str, Any], change: Callable[[str], str]) -> dict[str, Any]:
     """A copy of raw spec `data` in which every field that names a file or folder went through `change`."""
     result: dict[str, Any] = _deep_copy(data)
-    for holder, key in _path_places(result):
-        if isinstance(holder.get(key), str):
-            holder[key] = change(holder[key])
+    for _, holder, key in path_places(result, RunSpec):
+        holder[key] = change(holder[key])
     return result
 
 
@@ -212,40 +212,13 @@ def resolve_paths(data: Mapping[str, Any], base: Path) -> dict[str, Any]:
 
 def spec_paths(spec: RunSpec) -> Iterator[tuple[str, str]]:
     """(pointer, text) of every field of a checked spec that names a file, a folder or a hub id."""
-    yield "/policy/model", spec.policy.model
-    if spec.policy.critic_model is not None:
-        yield "/policy/critic_model", spec.policy.critic_model
-    yield "/data/prompts", spec.data.prompts
-    if spec.data.held_out is not None:
-        yield "/data/held_out", spec.data.held_out
-    for index, source in enumerate(spec.reward.sources):
-        if source.model is not None:
-            yield f"/reward/sources/{index}/model", source.model
-    if spec.gate.judge is not None and spec.gate.judge.model is not None:
-        yield "/gate/judge/model", spec.gate.judge.model
+    for pointer, holder, key in path_places(spec.model_dump(mode="json"), RunSpec):
+        yield pointer, holder[key]
 
 
 def spec_schema() -> dict[str, Any]:
     """JSON schema (2020-12) of a run spec: bounds, descriptions, `changeable` and `path` of every field."""
     return RunSpec.model_json_schema()
-
-
-def _path_places(data: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
-    def group(name: str) -> dict[str, Any]:
-        found = data.get(name)
-        return found if isinstance(found, dict) else {}
-
-    yield group("policy"), "model"
-    yield group("policy"), "critic_model"
-    yield group("data"), "prompts"
-    yield group("data"), "held_out"
-    sources = group("reward").get("sources")
-    for source in sources if isinstance(sources, list) else []:
-        if isinstance(source, dict):
-            yield source, "model"
-    judge = group("gate").get("judge")
-    if isinstance(judge, dict):
-        yield judge, "model"
 
 
 def _faults(error: ValidationError) -> list[Fault]:
@@ -282,20 +255,14 @@ def _message(item: Mapping[str, Any], location: tuple[int | str, ...]) -> str:
 
 
 def _model_at(location: tuple[int | str, ...]) -> type[BaseModel] | None:
-    model: Any = RunSpec
+    model: type[BaseModel] | None = RunSpec
     for part in location:
         if isinstance(part, int):
             continue
-        if not (isinstance(model, type) and issubclass(model, BaseModel)) or part not in model.model_fields:
+        if model is None or part not in model.model_fields:
             return None
-        annotation = model.model_fields[part].annotation
-        nested = [
-            choice
-            for choice in (annotation, *getattr(annotation, "__args__", ()))
-            if isinstance(choice, type) and issubclass(choice, BaseModel)
-        ]
-        model = nested[0] if nested else None
-    return model if isinstance(model, type) else None
+        model = group_in(model.model_fields[part].annotation)
+    return model
 
 
 def _fields_at(location: tuple[int | str, ...]) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from ppo_core.spec.fields import every_field, group_in, holds_list
 from ppo_core.spec.run_spec import RunSpec
 
 _HEAD = """# The run spec
@@ -26,35 +27,16 @@ def page() -> str:
     """Markdown with every field, by group."""
     parts = [_HEAD]
     parts.extend(_table("The run", RunSpec, ""))
-    for prefix, model in _groups(RunSpec, ""):
+    for prefix, model in _groups():
         parts.extend(_table(f"`{prefix}`", model, prefix))
     return "\n".join(parts).replace("\n\n\n", "\n\n") + "\n"
 
 
-def field_names(model: type[BaseModel] = RunSpec, prefix: str = "") -> Iterator[str]:
-    """The dotted name of every field: `update.learning_rate`, `reward.sources[].weight`."""
-    for name, field in model.model_fields.items():
-        yield prefix + name
-        nested = _nested(field.annotation)
-        if nested is not None:
-            mark = "[]." if get_origin(field.annotation) is list else "."
-            yield from field_names(nested, prefix + name + mark)
-
-
-def _groups(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, type[BaseModel]]]:
-    for name, field in model.model_fields.items():
-        nested = _nested(field.annotation)
-        if nested is not None:
-            full = f"{prefix}{name}" + ("[]" if get_origin(field.annotation) is list else "")
-            yield full, nested
-            yield from _groups(nested, full + ".")
-
-
-def _nested(annotation: Any) -> type[BaseModel] | None:
-    for choice in (annotation, *get_args(annotation)):
-        if isinstance(choice, type) and issubclass(choice, BaseModel):
-            return choice
-    return None
+def _groups() -> Iterator[tuple[str, type[BaseModel]]]:
+    for name, field in every_field(RunSpec):
+        group = group_in(field.annotation)
+        if group is not None:
+            yield name + ("[]" if holds_list(field) else ""), group
 
 
 def _table(title: str, model: type[BaseModel], prefix: str) -> Iterator[str]:
@@ -83,7 +65,7 @@ def _kind(annotation: Any) -> str:
     if origin in (Union, UnionType):
         return " or ".join(_kind(choice) for choice in args)
     if origin is list:
-        return f"list of {_kind(args[0])}s" if _nested(annotation) is None else "list of groups"
+        return f"list of {_kind(args[0])}s" if group_in(annotation) is None else "list of groups"
     if origin is not None and args:  # Annotated
         return _kind(args[0])
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):

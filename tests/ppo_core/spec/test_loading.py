@@ -6,6 +6,7 @@ import contextlib
 import copy
 import json
 import math
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from types import NoneType
@@ -29,7 +30,11 @@ from ppo_core.spec import (
     spec_paths,
     spec_schema,
 )
+from ppo_core.spec.fields import every_field, group_in, holds_list, names_path, path_places
+from ppo_core.spec.groups import Changeable, PathText, setting
 from ppo_core.spec.loading import MAX_DEPTH, MAX_SPEC_BYTES
+
+ROOT = Path(__file__).resolve().parents[3]
 
 BASE: dict[str, Any] = {
     "name": "t",
@@ -215,6 +220,23 @@ def test_one_wrong_letter_is_refused_with_the_right_name(place: Place) -> None:
     message = found[pointer((*place[:-1], wrong))]
     assert message.startswith("unknown field; did you mean `")
     assert f"`{name}`" in message
+
+
+@pytest.mark.parametrize(
+    ("place", "known"),
+    [
+        (("sede",), "seed"),
+        (("updaet",), "update"),
+        (("policy", "lora", "rnak"), "rank"),
+        (("reward", "sources", 0, "wieght"), "weight"),
+        (("gate", "judge", "nmae"), "name"),
+        (("checkpoints", "keep_lst"), "keep_last"),
+    ],
+    ids=str,
+)
+def test_a_misspelt_field_is_refused_with_the_nearest_known_one(place: Place, known: str) -> None:
+    found = {fault.pointer: fault.message for fault in faults_of(with_value(place, 1))}
+    assert found[pointer(place)] == f"unknown field; did you mean `{known}`?"
 
 
 @pytest.mark.parametrize("place", [*numbers(int), *numbers(float)], ids=named)
@@ -469,21 +491,51 @@ def test_every_path_field_is_listed_and_mapped() -> None:
     }
 
 
-def test_fields_marked_as_paths_are_those_that_are_mapped() -> None:
-    marked = {
-        (group, name)
-        for group, schema in spec_schema()["$defs"].items()
-        for name, field in schema.get("properties", {}).items()
-        if field.get("path")
-    }
-    assert marked == {
-        ("PolicyConfig", "model"),
-        ("PolicyConfig", "critic_model"),
-        ("DataConfig", "prompts"),
-        ("DataConfig", "held_out"),
-        ("RewardSource", "model"),
-        ("JudgeConfig", "model"),
-    }
+def filled(model: type[BaseModel]) -> dict[str, Any]:
+    """Raw data with every group of the schema in it, and its own dotted name in each field that names a path."""
+    data: dict[str, Any] = {}
+    for name, field in every_field(model):
+        keys = name.replace("[]", "").split(".")
+        holder = data
+        for key in keys[:-1]:
+            holder = holder[key][0] if isinstance(holder[key], list) else holder[key]
+        if names_path(field):
+            holder[keys[-1]] = name
+        elif group_in(field.annotation) is not None:
+            holder[keys[-1]] = [{}] if holds_list(field) else {}
+    return data
+
+
+def test_what_the_schema_marks_as_a_path_is_mapped_whichever_group_it_is_in() -> None:
+    seen: list[str] = []
+    map_paths(filled(RunSpec), lambda text: seen.append(text) or text)  # type: ignore[func-returns-value]
+    assert sorted(seen) == sorted(name for name, field in every_field(RunSpec) if names_path(field))
+    assert {"policy.model", "data.held_out", "reward.sources[].model", "gate.judge.model"} <= set(seen)
+
+
+class Inner(BaseModel):
+    file: str | None = setting(None, "fork", "A file.", path=True)
+    text: str = setting("", "fork", "No file.")
+
+
+class Outer(BaseModel):
+    one: Inner | None = setting(None, "fork", "Perhaps one.")
+    several: list[Inner] | None = setting(None, "fork", "Perhaps several.")
+
+
+def test_paths_are_found_in_groups_that_may_be_null_and_in_lists_that_may_be() -> None:
+    data = {"one": {"file": "a", "text": "x"}, "several": [{"file": "b"}, {"file": None}, 3, {"file": "c"}]}
+    found = [(pointer, holder[key]) for pointer, holder, key in path_places(data, Outer)]
+    assert found == [("/one/file", "a"), ("/several/0/file", "b"), ("/several/3/file", "c")]
+
+
+def test_a_path_is_one_text_and_a_field_holds_one_kind_of_group() -> None:
+    """What the walk over paths relies on: it would pass over a list of paths, and over the second of two groups."""
+    for name, field in every_field(RunSpec):
+        if names_path(field):
+            assert set(get_args(field.annotation)) <= {PathText, str, NoneType}, name
+        annotation = str(field.annotation)
+        assert annotation.count("Config") + annotation.count("RewardSource") <= 1, name
 
 
 @pytest.mark.parametrize(
@@ -509,13 +561,56 @@ def test_text_that_is_no_path_stays_as_it_is(text: str, tmp_path: Path) -> None:
 # Schema
 
 
-def test_every_field_has_bounds_description_and_a_rule_for_change() -> None:
-    schemas = [spec_schema(), *spec_schema()["$defs"].values()]
-    for schema in schemas:
+def test_every_field_has_a_description_of_its_own_and_a_rule_for_change() -> None:
+    """A judge's fields are those of a reward source, by one base: the same name with the same words counts once."""
+    descriptions = set()
+    for schema in (spec_schema(), *spec_schema()["$defs"].values()):
         assert schema["additionalProperties"] is False
         for name, field in schema.get("properties", {}).items():
-            assert field.get("description", "").endswith("."), name
-            assert field["changeable"] in ("rollback", "fork", "never"), name
+            descriptions.add((name, field["description"]))
+            assert field["description"].endswith("."), name
+            assert field["changeable"] in get_args(Changeable), name
+    assert [text for text, count in Counter(text for _, text in descriptions).items() if count > 1] == []
+
+
+def unbounded(schema: Any, place: str = "") -> Iterator[str]:
+    """Where a JSON schema lets a number, a text or a list be as large as it likes."""
+    needed = {
+        "integer": ("imum", "imum"),
+        "number": ("imum", "imum"),
+        "string": ("Length",) * 2,
+        "array": ("Items",) * 2,
+    }
+    if isinstance(schema, list):
+        for index, part in enumerate(schema):
+            yield from unbounded(part, f"{place}/{index}")
+    if isinstance(schema, dict):
+        kind = schema.get("type")
+        fixed = "enum" in schema or "const" in schema
+        if isinstance(kind, str) and kind in needed and not fixed:
+            ends = needed[kind]
+            upper = {f"max{ends[1]}", f"exclusiveMax{ends[1]}"}
+            lower = {f"min{ends[0]}", f"exclusiveMin{ends[0]}"} if kind in ("integer", "number") else set(schema)
+            if not upper & set(schema) or not lower & set(schema):
+                yield place
+        for key, part in schema.items():
+            if key not in ("default", "enum"):
+                yield from unbounded(part, f"{place}/{key}")
+
+
+def test_every_number_text_and_list_has_bounds() -> None:
+    assert list(unbounded(spec_schema())) == []
+
+
+DOCS = sorted(path for path in (ROOT / "docs").rglob("*.md") if path.name != "spec.md")
+
+
+@pytest.mark.parametrize("path", [ROOT / "README.md", *DOCS], ids=lambda path: path.name)
+def test_no_other_page_repeats_a_description(path: Path) -> None:
+    """docs/spec.md, the form and the API's page are made from the descriptions; a copy by hand would grow old."""
+    text = " ".join(path.read_text(encoding="utf-8").split())
+    long = [field.description or "" for _, field in every_field(RunSpec) if len(field.description or "") > 30]
+    assert [description for description in long if description in text] == []
 
 
 def test_spec_faults_are_spec_errors_and_value_errors() -> None:
