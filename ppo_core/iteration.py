@@ -102,10 +102,12 @@ def run_iteration(
         old = forward_policy(models.trainer, rollout, spec, control.check)
         ref_logprobs = forward_logprobs(models.reference, rollout, old.plan, spec, control.check)
     with watch.phase("update"):
+        # The missing-EOS penalty is in the shaped score already.
         rewards, kl_to_ref = per_token_rewards(
             scores.trained, old.logprobs, ref_logprobs, rollout.response_mask, progress.kl_coef, spec.kl.estimator
         )
         advantages, returns = gae(rewards, old.values, rollout.response_mask, spec.gae.gamma, spec.gae.lam)
+        # For the next iteration: this one's rewards are charged the coefficient that it began with.
         kl_move = move_kl_coef(
             progress.kl_coef, old.logprobs, ref_logprobs, rollout.response_mask, progress.iteration, spec
         )

@@ -93,7 +93,7 @@ def _microbatch(rollout: Rollout, rows: Tensor) -> Microbatch:
     )
 
 
-def at_least(
+def plan_with_at_least(
     num_parts: int, rollout: Rollout, token_budget: int, layout: RowLayout = "padded"
 ) -> tuple[Microbatch, ...]:
     """Microbatches of all rows, as many as `num_parts` or more if there are rows enough: the budget is halved till so.

@@ -12,12 +12,15 @@ from ppo_core.models.policy import PolicyModel
 from ppo_core.rollout.batch import Rollout
 from ppo_core.spec import RunSpec
 from ppo_core.training.engine import PassSettings, TrainEngine
-from ppo_core.training.microbatches import Microbatch, at_least
+from ppo_core.training.microbatches import Microbatch, plan_with_at_least
 
 
 @dataclass(frozen=True)
 class OldPass:
-    """What the policy says of its own rollout: `logprobs`, `values` [B, T], 0 where masked, and how it was computed."""
+    """What the policy says of its own rollout: `logprobs`, `values` [B, T], 0 where masked, and how it was computed.
+
+    `plan` are the microbatches of this pass. The reference's pass takes the same ones, and in bfloat16 the update, too.
+    """
 
     logprobs: Tensor
     values: Tensor
@@ -30,7 +33,7 @@ def forward_policy(trainer: TrainEngine, rollout: Rollout, spec: RunSpec, check:
     """Old logprobs and values, with the update's own microbatch rule, kernel, precision and mode."""
     logprobs = torch.zeros(rollout.response_mask.shape)
     values = torch.zeros_like(logprobs)
-    plan = at_least(spec.update.minibatches, rollout, spec.update.token_budget, spec.update.row_layout)
+    plan = plan_with_at_least(spec.update.minibatches, rollout, spec.update.token_budget, spec.update.row_layout)
     for batch in plan:
         check()
         output = trainer.forward(batch, entropy="none")

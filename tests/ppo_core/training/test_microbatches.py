@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ppo_core.models.trunk import RowLayout
-from ppo_core.training.microbatches import at_least, microbatches, minibatch_rows
+from ppo_core.training.microbatches import microbatches, minibatch_rows, plan_with_at_least
 from tests.ppo_core.training.made_rollouts import made_rollout
 
 
@@ -85,6 +85,6 @@ def test_a_kept_plan_has_a_part_for_each_step_where_there_are_rows_enough(
     lengths: list[tuple[int, int]], budget: int, steps: int
 ) -> None:
     rollout = made_rollout([prompt for prompt, _ in lengths], [response for _, response in lengths])
-    plan = at_least(steps, rollout, budget)
+    plan = plan_with_at_least(steps, rollout, budget)
     assert len(plan) >= min(steps, len(lengths))
     assert sorted(row for part in plan for row in part.rows.tolist()) == list(range(len(lengths)))

@@ -13,7 +13,7 @@ from ppo_core.models.critic import CriticModel
 from ppo_core.models.policy import PolicyModel
 from ppo_core.spec import RunSpec, parse_spec
 from ppo_core.training.local import LocalEngine
-from ppo_core.training.microbatches import at_least, minibatches_of_microbatches
+from ppo_core.training.microbatches import minibatches_of_microbatches, plan_with_at_least
 from ppo_core.training.optimizer import ClippedAdamW, MasterWeights
 from ppo_core.training.passes import forward_policy
 from ppo_core.training.updates import run_updates
@@ -88,7 +88,7 @@ def test_bfloat16_weights_are_the_rounded_masters_after_training_and_after_loadi
 @pytest.mark.parametrize("minibatches", [2, 3, 5, 8])
 def test_a_kept_plan_has_a_microbatch_for_every_step_and_every_row_once(minibatches: int) -> None:
     rollout = made_rollout(PROMPTS, RESPONSES)
-    plan = at_least(minibatches, rollout, token_budget=1000)
+    plan = plan_with_at_least(minibatches, rollout, token_budget=1000)
     for epoch in range(2):
         parts = minibatches_of_microbatches(plan, minibatches, 1, 1, epoch)
         assert len(parts) == minibatches
