@@ -9,6 +9,12 @@ redis_url        a real Redis on a unix socket, emptied before each test
 
 from __future__ import annotations
 
+import os
+
+# Before torch: toys are too small to share out, and waiting threads cost more than they do. It also makes last digits,
+# and so what a toy run learns, the same on machines of any number of cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import shutil
 import subprocess
 import tempfile
