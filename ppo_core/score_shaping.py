@@ -26,7 +26,7 @@ from torch import Tensor
 
 from ppo_core.errors import ShapeError
 from ppo_core.masked import masked_mean, masked_slope, masked_var
-from ppo_core.spec.groups import MIN_ROWS_FOR_SLOPE, RewardConfig
+from ppo_core.spec.scorers import MIN_ROWS_FOR_SLOPE, RewardConfig
 
 # Added to the variance inside the root, as in `masked_whiten`: equal scores become 0, and rounding is not blown up.
 EPS = 1e-8

@@ -19,7 +19,7 @@ from ppo_core.scoring.python_function import PythonFunction
 from ppo_core.scoring.sequence_classifier import SequenceClassifier, reading_of
 from ppo_core.scoring.source import RewardSource, Unusable
 from ppo_core.spec.files import JUDGE_FUNCTIONS, REWARD_FUNCTIONS
-from ppo_core.spec.groups import JudgeConfig, RewardConfig, Scorer
+from ppo_core.spec.scorers import JudgeConfig, RewardConfig, Scorer
 
 LOG = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification
 from ppo_core.errors import DataError
 from ppo_core.models.loading import caps_attention_scores, load_tokenizer
 from ppo_core.scoring.source import Unusable
-from ppo_core.spec.groups import Scorer
+from ppo_core.spec.scorers import Scorer
 from ppo_core.spec.text_template import TextTemplate
 
 # Tokens of one forward pass, padding included.

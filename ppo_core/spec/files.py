@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from ppo_core.errors import DataError
-from ppo_core.spec.groups import Scorer
 from ppo_core.spec.hosts import RewardHosts, parse_endpoint
 from ppo_core.spec.hub import hub_dataset, is_hub
 from ppo_core.spec.loading import Fault, spec_paths
 from ppo_core.spec.prompt_files import Unfit, read_rows
 from ppo_core.spec.run_spec import RunSpec
+from ppo_core.spec.scorers import Scorer
 
 MAX_FAULTS_A_FILE = 10
 REWARD_FUNCTIONS = "ppo_core.rewards"

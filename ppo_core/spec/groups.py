@@ -1,54 +1,22 @@
 """The groups of a run spec: every field bounded, described once, and marked with when it may change.
 
-Forms, the OpenAPI page and the docs read descriptions and bounds from here. `changeable` says when a stored run may
-take another value: "rollback" (a new segment of the same run), "fork" (only a new run), "never" (it names the run).
-What is not built is not offered: a choice appears here with the code that honours it.
+Forms, the OpenAPI page and the docs read descriptions and bounds from here. Who scores stands in `scorers`. What is not
+built is not offered: a choice appears here with the code that honours it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
-from ppo_core.spec.hosts import parse_endpoint
-from ppo_core.spec.text_template import TextTemplate
-
-Changeable = Literal["rollback", "fork", "never"]
-
-
-def setting(default: Any, changeable: Changeable, description: str, *, path: bool = False, **bounds: Any) -> Any:
-    """A spec field. `path` marks text that names a file, a folder or a hub id."""
-    extra: dict[str, Any] = {"changeable": changeable}
-    if path:
-        extra["path"] = True
-    return Field(default, description=description, json_schema_extra=extra, **bounds)
-
+from ppo_core.spec.scorers import JudgeConfig
+from ppo_core.spec.setting import Group, Misfits, PathText, setting
 
 # An adaptive KL coefficient is kept between these, score a nat: it is multiplied, so from 0 it would never return.
 ADAPTIVE_KL_COEF = (1e-6, 100.0)
 # Beyond this share of the target an adaptive controller answers no harder: one odd batch must not swing the penalty.
 MAX_KL_ERROR = 0.2
-# Through two responses a line always fits: all they differ by would be taken for length.
-MIN_ROWS_FOR_SLOPE = 3
-
-
-class Misfits(ValueError):
-    """Fields that are fine alone and do not fit together: (pointer below the group that was checked, message) each."""
-
-    def __init__(self, places: Iterable[tuple[str, str]]) -> None:
-        self.places = tuple(places)
-        super().__init__("; ".join(message for _, message in self.places))
-
-
-class Group(BaseModel):
-    """Base of every group: unknown fields fail, values never change after checking, non-finite numbers are refused."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True)
-
-
-PathText = Annotated[str, Field(min_length=1, max_length=1024, pattern=r"^[^\x00-\x1f]+$")]
 
 
 class LoRAConfig(Group):
@@ -194,141 +162,6 @@ class RolloutConfig(Group):
         return self
 
 
-# What each kind of scorer takes: the field that names it first, then those that go with it.
-SCORER_FIELDS = {
-    "sequence_classifier": ("model", "template", "chat_template"),
-    "python": ("name",),
-    "http": ("url", "batch_size", "retries"),
-}
-
-
-class Scorer(Group):
-    """Whatever gives a response a number: what reward sources and judges have in common."""
-
-    kind: Literal["sequence_classifier", "python", "http"] = setting(
-        ...,
-        "rollback",
-        "`sequence_classifier`: a Hugging Face model with one output; `python`: a registered function; `http`: a "
-        "service that is posted prompts and responses.",
-    )
-    model: PathText | None = setting(None, "rollback", "Folder of the sequence classifier.", path=True)
-    template: str | None = setting(
-        None,
-        "rollback",
-        "Text that the sequence classifier reads, with `{prompt}` and `{response}` in it; null: one after the other.",
-        min_length=1,
-        max_length=4096,
-        pattern=r"^[^\x00-\x08\x0b-\x1f]+$",
-    )
-    chat_template: bool = setting(
-        False,
-        "rollback",
-        "The sequence classifier reads prompt and response as a user's and an assistant's turn, by the chat template "
-        "of its own tokenizer.",
-    )
-    name: str | None = setting(
-        None, "rollback", "Registered name of the Python function.", min_length=1, max_length=128, pattern=r"^[\w.\-]+$"
-    )
-    url: str | None = setting(
-        None,
-        "rollback",
-        "Address of the service, http or https, of a host in PPO_REWARD_HOSTS. See docs/reward-sources.md.",
-        min_length=1,
-        max_length=1024,
-    )
-    batch_size: int = setting(64, "rollback", "Responses in one request to the service.", ge=1, le=4096)
-    retries: int = setting(
-        3, "rollback", "Further tries of a request that failed, as far as reward.timeout_s allows.", ge=0, le=10
-    )
-
-    @field_validator("template")
-    @classmethod
-    def _template_can_be_filled(cls, text: str | None) -> str | None:
-        if text is not None:
-            TextTemplate.parse(text)
-        return text
-
-    @field_validator("url")
-    @classmethod
-    def _url_is_plain(cls, text: str | None) -> str | None:
-        if text is not None:
-            parse_endpoint(text)
-        return text
-
-    @property
-    def identity(self) -> tuple[str, str | None]:
-        """What makes two scorers the same one, however it is asked."""
-        return self.kind, self.model or self.name or self.url
-
-    @model_validator(mode="after")
-    def _kind_has_what_it_takes(self) -> Self:
-        needed = SCORER_FIELDS[self.kind][0]
-        misfits = []
-        if getattr(self, needed) is None:
-            misfits.append(("", f"a scorer of kind {self.kind} takes `{needed}`, which is missing"))
-        for kind, fields in SCORER_FIELDS.items():
-            if kind != self.kind:
-                misfits += [
-                    (f"/{field}", f"`{field}` is for kind {kind}, and this is {self.kind}; leave it out")
-                    for field in fields
-                    if getattr(self, field) != type(self).model_fields[field].default
-                ]
-        if self.template is not None and self.chat_template:
-            misfits.append(("/template", "template and chat_template exclude each other; leave one out"))
-        if misfits:
-            raise Misfits(misfits)
-        return self
-
-
-class RewardSource(Scorer):
-    """One scorer of responses, and what it counts."""
-
-    weight: float = setting(1.0, "rollback", "Factor of this source in the sum.", ge=-1000, le=1000)
-
-
-class RewardConfig(Group):
-    """How a response becomes one score."""
-
-    sources: list[RewardSource] = setting(
-        ..., "rollback", "Scorers; the score is their weighted sum.", min_length=1, max_length=16
-    )
-    missing_eos_penalty: float = setting(
-        -1.0,
-        "rollback",
-        "Added to the score of a response cut off at max_new_tokens, after `normalize`; zero or negative.",
-        ge=-1000,
-        le=0,
-    )
-    length_baseline: Literal["none", "linear"] = setting(
-        "none",
-        "rollback",
-        "`linear`: slope · (length − mean length) is taken from each score, with the iteration's least-squares slope.",
-    )
-    normalize: bool = setting(
-        False,
-        "rollback",
-        "The score minus the running mean, over the running deviation, of all scores so far; penalty and clip then "
-        "count in standard deviations.",
-    )
-    clip: float | None = setting(
-        None, "rollback", "The score is limited to ± this, after penalty and `normalize`.", gt=0, le=1e6
-    )
-    timeout_s: float = setting(
-        60.0, "rollback", "Seconds that one source may take for the scores of a batch.", gt=0, le=3600
-    )
-    fallback: float | None = setting(
-        None,
-        "rollback",
-        "Score that a response without a usable one is trained with; null: it is left out. It counts as unusable "
-        "either way.",
-        ge=-1e6,
-        le=1e6,
-    )
-    max_invalid_share: float = setting(
-        0.1, "rollback", "Share of unusable scores in an iteration above which the run fails.", ge=0, lt=1
-    )
-
-
 class KLConfig(Group):
     """The penalty that keeps the policy near its reference."""
 
@@ -459,10 +292,6 @@ class TrainingConfig(Group):
     ranks: int = setting(1, "rollback", "Processes that train together; only 1.", ge=1, le=1)
     zero_stage: int = setting(0, "rollback", "ZeRO stage; only 0.", ge=0, le=0)
     offload: Literal["none"] = setting("none", "rollback", "What is moved to the host's memory; only `none`.")
-
-
-class JudgeConfig(Scorer):
-    """An evaluator that is not the training reward."""
 
 
 class GateConfig(Group):

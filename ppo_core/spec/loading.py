@@ -15,8 +15,8 @@ from pydantic import BaseModel, ValidationError
 
 from ppo_core.errors import SpecError
 from ppo_core.spec.fields import group_in, path_places
-from ppo_core.spec.groups import Misfits
 from ppo_core.spec.run_spec import RunSpec
+from ppo_core.spec.setting import Misfits
 
 MAX_SPEC_BYTES = 256 * 1024
 MAX_DEPTH = 32

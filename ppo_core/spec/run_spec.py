@@ -7,25 +7,22 @@ from typing import Self
 from pydantic import model_validator
 
 from ppo_core.spec.groups import (
-    MIN_ROWS_FOR_SLOPE,
     AlertsConfig,
     CheckpointsConfig,
     DataConfig,
     EvaluationConfig,
     GAEConfig,
     GateConfig,
-    Group,
     KLConfig,
-    Misfits,
     PolicyConfig,
     ResourcesConfig,
-    RewardConfig,
     RolloutConfig,
     SamplesConfig,
     TrainingConfig,
     UpdateConfig,
-    setting,
 )
+from ppo_core.spec.scorers import MIN_ROWS_FOR_SLOPE, RewardConfig
+from ppo_core.spec.setting import Group, Misfits, setting
 
 
 class RunSpec(Group):

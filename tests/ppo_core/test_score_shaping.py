@@ -22,7 +22,7 @@ from ppo_core.score_shaping import (
     shape_scores,
     without_length,
 )
-from ppo_core.spec.groups import RewardConfig
+from ppo_core.spec.scorers import RewardConfig
 
 SOURCES = [{"kind": "python", "name": "r"}]
 

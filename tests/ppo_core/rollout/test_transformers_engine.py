@@ -117,7 +117,9 @@ def test_a_stop_string_over_several_tokens_ends_the_row() -> None:
     (letter,) = tokenizer("x", add_special_tokens=False)["input_ids"]
     model = tiny_model(vocab_size=len(tokenizer))
     made = TransformersEngine(
-        always(PolicyModel(model), letter), tokenizer, RolloutConfig(max_new_tokens=9, stop_strings=["never", "xxx"])
+        always(PolicyModel(model), letter),
+        tokenizer,
+        RolloutConfig(max_new_tokens=9, stop_strings=["never", "neither"]),
     )
     assert made.generate([[1, letter]], seeds=[1]) == [Response([letter] * 3, "stop", [0.0] * 3)]
 

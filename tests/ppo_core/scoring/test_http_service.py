@@ -16,7 +16,7 @@ from ppo_core.scoring import http_service
 from ppo_core.scoring.combine import clean, load_judge
 from ppo_core.scoring.http_service import MAX_ANSWER_BYTES, HttpService, retry_after_s, wait_s
 from ppo_core.scoring.source import Unusable
-from ppo_core.spec.groups import JudgeConfig
+from ppo_core.spec.scorers import JudgeConfig
 from tests.ppo_core.scoring.live_service import Said, Service, live_service, scores
 
 

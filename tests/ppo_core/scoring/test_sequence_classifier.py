@@ -21,7 +21,7 @@ from ppo_core.errors import DataError
 from ppo_core.scoring import sequence_classifier
 from ppo_core.scoring.sequence_classifier import ChatReading, SequenceClassifier, TextReading, reading_of, whole
 from ppo_core.scoring.source import Unusable
-from ppo_core.spec.groups import Scorer
+from ppo_core.spec.scorers import Scorer
 from ppo_core.spec.text_template import TextTemplate
 from tests.ppo_core.tiny_models import tiny_model, tiny_tokenizer
 

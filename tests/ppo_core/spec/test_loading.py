@@ -31,8 +31,8 @@ from ppo_core.spec import (
     spec_schema,
 )
 from ppo_core.spec.fields import every_field, group_in, holds_list, names_path, path_places
-from ppo_core.spec.groups import Changeable, PathText, setting
 from ppo_core.spec.loading import MAX_DEPTH, MAX_SPEC_BYTES
+from ppo_core.spec.setting import Changeable, PathText, setting
 
 ROOT = Path(__file__).resolve().parents[3]
 
