@@ -15,6 +15,8 @@ from ppo_core.main import run_segment
 from ppo_core.rundir import ControlCommand, ExitCode, SegmentDir, checkpoints, send_command
 from tests.ppo_core.toy_run import journal, make_toy, timeless, toy_segment
 
+pytestmark = pytest.mark.runs
+
 TARGET = 0.02  # nats a response
 ADAPTIVE = {"controller": "adaptive", "coef": 0.1, "target": TARGET, "horizon": 16}
 

@@ -23,6 +23,8 @@ from ppo_core.rundir import ExitCode
 from ppo_core.scoring.combine import Reward
 from tests.ppo_core.toy_run import make_toy, toy_segment
 
+pytestmark = pytest.mark.runs
+
 LETTERS = "aeiou"
 VARIANTS: dict[str, dict[str, Any]] = {
     "float32": {},

@@ -14,6 +14,8 @@ from ppo_core.main import run_segment
 from ppo_core.rundir import ControlCommand, ExitCode, SegmentDir, checkpoints, send_command
 from tests.ppo_core.toy_run import journal, make_toy, timeless, toy_segment
 
+pytestmark = pytest.mark.runs
+
 EVERYTHING: dict[str, Any] = {
     "policy": {"value_head": "separate", "lora": {"rank": 4, "alpha": 8}, "gradient_checkpointing": True},
     "kl": {"controller": "adaptive", "coef": 0.1, "target": 0.02, "horizon": 16},

@@ -23,6 +23,8 @@ from ppo_core.scoring.combine import Reward
 from ppo_core.seeds import generator
 from tests.ppo_core.toy_run import journal, make_toy, toy_segment
 
+pytestmark = pytest.mark.runs
+
 LIMIT = 16
 
 

@@ -27,6 +27,8 @@ from tests.ppo_core.scoring.registered import register
 from tests.ppo_core.tiny_models import tiny_tokenizer
 from tests.ppo_core.toy_run import journal, make_toy, toy_segment
 
+pytestmark = pytest.mark.runs
+
 ITERATIONS = 20
 LIMIT_S = 1.0
 # Those that need no process of their own come first: what becomes of them does not hang on how fast one starts.

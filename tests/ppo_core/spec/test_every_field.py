@@ -32,6 +32,8 @@ from tests.ppo_core.spec.field_cases import CASES, ONE_VALUE, SHOWN_BY
 from tests.ppo_core.tiny_models import tiny_config, tiny_model, tiny_tokenizer
 from tests.ppo_core.toy_run import TOKENS, journal, make_toy, timeless, toy_segment
 
+pytestmark = pytest.mark.runs
+
 ROOT = Path(__file__).resolve().parents[3]
 FUNCTIONS = """
 import time
