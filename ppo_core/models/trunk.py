@@ -7,7 +7,7 @@ where the attention kernel keeps them apart. It knows neither heads nor what the
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -28,7 +28,7 @@ LAYOUT_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 class Trunk:
     """`model` is a Hugging Face model, with its head or without; its body is read at every call.
 
-    With `remakes_layers` a layer's inner activations are not kept for the backward pass but made again in it.
+    With `gradient_checkpointing` a layer's inner activations are not kept for the backward pass but made again in it.
 
     Raises:
         DataError: the model can do neither the layout nor the saving of memory that is asked for.
@@ -36,12 +36,12 @@ class Trunk:
 
     model: Any
     layout: RowLayout = "padded"
-    remakes_layers: bool = False
+    gradient_checkpointing: bool = False
 
     def __post_init__(self) -> None:
         if self.layout == "packed":
             self._check_packing()
-        if self.remakes_layers:
+        if self.gradient_checkpointing:
             if not self.model.supports_gradient_checkpointing:
                 raise DataError(
                     f"{type(self.model).__name__} cannot make its layers again in the backward pass",
@@ -73,8 +73,8 @@ class Trunk:
                 f"{list(mask.shape)}: expected [B, L], [B, L] and [B, L - 1]"
             )
         run = self._packed if self.layout == "packed" else self._padded
-        remakes = self.remakes_layers and torch.is_grad_enabled()
-        with _layers_made_again(self.model) if remakes else _as_they_are():
+        checkpointing = self.gradient_checkpointing and torch.is_grad_enabled()
+        with _checkpointed_layers(self.model) if checkpointing else nullcontext():
             return run(input_ids.to(self.device), attention_mask.to(self.device), mask.bool().to(self.device))
 
     def _padded(self, input_ids: Tensor, attention_mask: Tensor, mask: Tensor) -> Tensor:
@@ -120,7 +120,7 @@ def position_ids(attention_mask: Tensor) -> Tensor:
 
 
 @contextmanager
-def _layers_made_again(model: Any) -> Iterator[None]:
+def _checkpointed_layers(model: Any) -> Iterator[None]:
     """Layers look at their own `training` flag before they save memory; what is inside them stays in evaluation mode.
 
     Only for the call: a layer so flagged refuses the key-value cache, which generation on the same modules needs.
@@ -133,8 +133,3 @@ def _layers_made_again(model: Any) -> Iterator[None]:
     finally:
         for layer in layers:
             layer.training = False
-
-
-@contextmanager
-def _as_they_are() -> Iterator[None]:
-    yield

@@ -91,7 +91,7 @@ class LocalEngine:
         if applied:
             for optimizer in self._optimizers:
                 rates += optimizer.step(factor)
-            self._masters.publish()
+            self._masters.copy_to_weights()
             self._num_steps += 1
         self.discard_gradients()
         return StepReport(norms[0], value_norm, applied, *(rates or [math.nan, math.nan]))
@@ -132,7 +132,7 @@ class LocalEngine:
                 master.copy_(tensors[f"master/{name}"])
             moments = {key: tensors[f"{key}/{name}"] for key in ("step", *MOMENTS) if f"{key}/{name}" in tensors}
             self._optimizer_of(name).take_moments(master, moments)
-        self._masters.publish()
+        self._masters.copy_to_weights()
         self._num_steps = num_steps
 
     @property

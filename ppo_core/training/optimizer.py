@@ -21,7 +21,7 @@ class MasterWeights:
         self._weights = {name: parameter for name, parameter in parameters if parameter.requires_grad}
         self.by_name: dict[str, Tensor] = {name: self._master(weight) for name, weight in self._weights.items()}
 
-    def publish(self) -> None:
+    def copy_to_weights(self) -> None:
         """Round the masters into the weights."""
         with torch.no_grad():
             for name, weight in self._weights.items():

@@ -68,11 +68,11 @@ def test_a_kernel_that_mixes_packed_rows_is_refused() -> None:
     assert caught.value.hint == "Set update.pack_rows to false."
 
 
-def test_remade_layers_give_the_same_gradients_and_keep_less() -> None:
+def test_checkpointed_layers_give_the_same_gradients_and_keep_less() -> None:
     found = {}
-    for remakes in (False, True):
+    for checkpointing in (False, True):
         model = tiny_model(num_hidden_layers=6)
-        trunk = Trunk(model, remakes_layers=remakes)
+        trunk = Trunk(model, gradient_checkpointing=checkpointing)
         kept: dict[int, int] = {}
 
         def keep(tensor: Tensor, kept: dict[int, int] = kept) -> Tensor:
@@ -82,7 +82,7 @@ def test_remade_layers_give_the_same_gradients_and_keep_less() -> None:
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             states = trunk.predicting_states(*rows())
         states.square().sum().backward()
-        found[remakes] = model.get_input_embeddings().weight.grad, sum(kept.values())
+        found[checkpointing] = model.get_input_embeddings().weight.grad, sum(kept.values())
         assert not any(module.training for module in model.modules())
     assert torch.equal(found[True][0], found[False][0])
     assert found[True][1] < found[False][1] / 3

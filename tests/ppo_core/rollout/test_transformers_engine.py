@@ -114,7 +114,7 @@ def test_several_stop_ids(token: int) -> None:
 
 def test_a_stop_string_over_several_tokens_ends_the_row() -> None:
     tokenizer = tiny_tokenizer()
-    (letter,) = tokenizer("x", add_special_tokens=False)["input_ids"]
+    (letter,) = tokenizer("q", add_special_tokens=False)["input_ids"]
     model = tiny_model(vocab_size=len(tokenizer))
     made = TransformersEngine(
         always(PolicyModel(model), letter),
@@ -290,7 +290,7 @@ def test_no_response_ends_before_its_shortest_length() -> None:
 
 def test_a_stop_string_is_looked_for_after_the_shortest_length() -> None:
     tokenizer = tiny_tokenizer()
-    (letter,) = tokenizer("x", add_special_tokens=False)["input_ids"]
+    (letter,) = tokenizer("q", add_special_tokens=False)["input_ids"]
     policy = always(PolicyModel(tiny_model(vocab_size=len(tokenizer))), letter)
     config = RolloutConfig(max_new_tokens=9, stop_strings=["x"], min_new_tokens=3, renormalize=True)
     (one,) = TransformersEngine(policy, tokenizer, config).generate([[1, letter]], seeds=[1])

@@ -74,12 +74,12 @@ def spec_with(update: dict[str, Any], policy: dict[str, Any]) -> RunSpec:
 
 
 def made_engine(spec: RunSpec) -> Recording:
-    layout, remakes = spec.update.row_layout, spec.policy.gradient_checkpointing
-    policy = PolicyModel(tiny_model("llama"), spec.policy.value_head, layout, remakes).eval()
+    layout, checkpointing = spec.update.row_layout, spec.policy.gradient_checkpointing
+    policy = PolicyModel(tiny_model("llama"), spec.policy.value_head, layout, checkpointing).eval()
     critic = None
     if spec.policy.value_head == "separate":
         # Adam's first step is g / (|g| + 1e-8): of a gradient near 1e-7 it would show the rounding. This one has none.
-        critic = CriticModel(tiny_model("llama", seed=11).base_model, layout, remakes).eval()
+        critic = CriticModel(tiny_model("llama", seed=11).base_model, layout, checkpointing).eval()
     head = policy.value_head if critic is None else critic.value_head
     assert head is not None
     nn.init.normal_(head.weight, std=0.1, generator=torch.Generator().manual_seed(3))
@@ -143,7 +143,7 @@ def test_packed_rows_are_padded_rows(whole: Trained, token_budget: int) -> None:
     assert_same(whole, trained({"pack_rows": True, "token_budget": token_budget}))
 
 
-def test_remade_layers_change_nothing(whole: Trained) -> None:
+def test_checkpointed_layers_change_nothing(whole: Trained) -> None:
     assert_same(whole, trained(policy={"gradient_checkpointing": True}))
 
 
