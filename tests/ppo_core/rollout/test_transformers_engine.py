@@ -119,7 +119,7 @@ def test_a_stop_string_over_several_tokens_ends_the_row() -> None:
     made = TransformersEngine(
         always(PolicyModel(model), letter),
         tokenizer,
-        RolloutConfig(max_new_tokens=9, stop_strings=["never", "neither"]),
+        RolloutConfig(max_new_tokens=9, stop_strings=["never", "qqq"]),
     )
     assert made.generate([[1, letter]], seeds=[1]) == [Response([letter] * 3, "stop", [0.0] * 3)]
 
@@ -290,7 +290,7 @@ def test_no_response_ends_before_its_shortest_length() -> None:
 
 def test_a_stop_string_is_looked_for_after_the_shortest_length() -> None:
     tokenizer = tiny_tokenizer()
-    (letter,) = tokenizer("q", add_special_tokens=False)["input_ids"]
+    (letter,) = tokenizer("x", add_special_tokens=False)["input_ids"]
     policy = always(PolicyModel(tiny_model(vocab_size=len(tokenizer))), letter)
     config = RolloutConfig(max_new_tokens=9, stop_strings=["x"], min_new_tokens=3, renormalize=True)
     (one,) = TransformersEngine(policy, tokenizer, config).generate([[1, letter]], seeds=[1])
