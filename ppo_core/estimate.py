@@ -209,7 +209,7 @@ def _meaning(spec: RunSpec, numbers: Estimate) -> tuple[str, ...]:
     ]
     if numbers.memory is not None and numbers.policy_parameters is not None:
         lines.append(
-            f"{numbers.policy_parameters:,} parameters are trained, about {_size(numbers.memory.peak_bytes)} of memory "
+            f"a policy of {numbers.policy_parameters:,} parameters, about {_size(numbers.memory.peak_bytes)} of memory "
             f"at the peak, {_size(numbers.memory.states_bytes)} of it weights, gradients and moments"
         )
     if numbers.checkpoint_bytes is not None and numbers.disk_bytes is not None:

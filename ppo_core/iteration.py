@@ -14,7 +14,7 @@ from torch import Tensor
 from ppo_core.advantages import gae
 from ppo_core.control import Control
 from ppo_core.data.prompts import PromptBatch
-from ppo_core.kl_controller import KLMove, move_kl_coef
+from ppo_core.kl_controller import KLUpdate, update_kl_coef
 from ppo_core.masked import masked_whiten
 from ppo_core.models.policy import PolicyModel
 from ppo_core.rewards import per_token_rewards
@@ -68,7 +68,7 @@ class IterationReport:
     kl_to_ref: Tensor
     advantages: Tensor
     returns: Tensor
-    kl_move: KLMove
+    kl_update: KLUpdate
     update: UpdateReport
     sync: SyncReport
     gamma: float
@@ -108,7 +108,7 @@ def run_iteration(
         )
         advantages, returns = gae(rewards, old.values, rollout.response_mask, spec.gae.gamma, spec.gae.lam)
         # For the next iteration: this one's rewards are charged the coefficient that it began with.
-        kl_move = move_kl_coef(
+        kl_update = update_kl_coef(
             progress.kl_coef, old.logprobs, ref_logprobs, rollout.response_mask, progress.iteration, spec
         )
         batch = PPOBatch(rollout, old, masked_whiten(advantages, rollout.response_mask), returns)
@@ -127,7 +127,7 @@ def run_iteration(
         kl_to_ref=kl_to_ref,
         advantages=advantages,
         returns=returns,
-        kl_move=kl_move,
+        kl_update=kl_update,
         update=update,
         sync=sync,
         gamma=spec.gae.gamma,

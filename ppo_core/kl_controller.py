@@ -21,16 +21,16 @@ from ppo_core.spec.groups import ADAPTIVE_KL_COEF, MAX_KL_ERROR, KLConfig
 
 
 @dataclass(frozen=True)
-class KLMove:
+class KLUpdate:
     """What an iteration's KL does to the coefficient."""
 
     error: float | None  #: (KL - target) / target, not clipped; None with a fixed coefficient
     coef: float  #: of the next iteration, score a nat
 
 
-def move_kl_coef(
+def update_kl_coef(
     coef: float, old_logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor, iteration: int, spec: RunSpec
-) -> KLMove:
+) -> KLUpdate:
     """The coefficient of the next iteration, from the KL a response that this one's rollout has.
 
     The KL is `kl/ref_sequence`: the sum of old - ref logprobs (k1) over a response, averaged over responses, whatever
@@ -46,12 +46,12 @@ def move_kl_coef(
     """
     target, horizon = spec.kl.target, spec.kl.horizon
     if spec.kl.controller == "fixed" or target is None or horizon is None:
-        return KLMove(None, coef)
+        return KLUpdate(None, coef)
     sequence_kl = masked_row_sum(kl_penalty(old_logprobs, ref_logprobs, "k1"), mask)
     error = (float(masked_mean(sequence_kl, mask.new_ones(mask.shape[0]))) - target) / target
     if iteration <= spec.update.critic_warmup_iterations:
-        return KLMove(error, coef)
-    return KLMove(error, adapted_coef(coef, error, mask.shape[0], horizon))
+        return KLUpdate(error, coef)
+    return KLUpdate(error, adapted_coef(coef, error, mask.shape[0], horizon))
 
 
 def adapted_coef(coef: float, error: float, num_responses: int, horizon: int) -> float:

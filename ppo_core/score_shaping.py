@@ -52,7 +52,7 @@ class RunningMoments:
         """Standard deviation (biased); 0 for one score and for none."""
         return math.sqrt(self.squares / self.count) if self.count else 0.0
 
-    def joined_with(self, x: Tensor) -> RunningMoments:
+    def merged_with(self, x: Tensor) -> RunningMoments:
         """These and the values of x [B], any B, as one; in float64 whatever x is.
 
         Source: Chan, Golub, LeVeque 1979, "Updating formulae and a pairwise algorithm for computing sample variances".
@@ -109,7 +109,7 @@ def shape_scores(
             raise ShapeError(f"{name} has shape {list(tensor.shape)}, scores {list(scores.shape)}")
     slope = length_slope(scores, lengths)
     corrected = without_length(scores, lengths, slope) if reward.length_baseline == "linear" else scores
-    moments = moments.joined_with(corrected)
+    moments = moments.merged_with(corrected)
     normalized = moments.standardized(corrected) if reward.normalize else corrected
     penalized = torch.where(truncated, normalized + reward.missing_eos_penalty, normalized)
     trained = penalized if reward.clip is None else penalized.clamp(-reward.clip, reward.clip)
@@ -153,6 +153,14 @@ def moments_to_start_from(
         kept_spec: the spec that the checkpoint was written under, as it was stored.
         reward: the reward group of the spec that goes on.
     """
-    then, now = kept_spec["reward"], reward.model_dump(mode="json")
-    same = all(then.get(name) == now[name] for name in ("sources", "length_baseline"))
-    return kept if same else None
+    try:
+        then = RewardConfig.model_validate(kept_spec["reward"])
+    except ValueError:  # Stored by a version with other fields: nothing says that the scores were made alike.
+        return None
+    return kept if _quantity(then) == _quantity(reward) else None
+
+
+def _quantity(reward: RewardConfig) -> tuple[object, ...]:
+    """What makes the corrected score the number that it is; how a service is asked does not."""
+    sources = ((each.identity, each.weight, each.template, each.chat_template) for each in reward.sources)
+    return reward.length_baseline, *sources

@@ -145,7 +145,7 @@ class Trainer:
             policy_version=report.sync.version,
             optimizer_steps=self.models.trainer.num_steps,
             skipped_in_a_row=report.update.skipped_in_a_row,
-            kl_coef=report.kl_move.coef,
+            kl_coef=report.kl_update.coef,
             score_moments=report.scores.moments.as_dict(),
             prompts_trained=self.state.prompts_trained + report.rollout.num_rows,
             prompts_failed=self.state.prompts_failed + num_failed,

@@ -113,7 +113,7 @@ def _kl(report: IterationReport) -> Metrics:
         "kl/ref_token_k3": float(masked_mean(k3, mask)),
         "kl/ref_sequence_k3": _mean(masked_row_sum(k3, mask)),
         "kl/coef": report.progress.kl_coef,
-        "kl/target_error": report.kl_move.error,
+        "kl/target_error": report.kl_update.error,
     }
 
 

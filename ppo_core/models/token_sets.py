@@ -1,6 +1,6 @@
 """Which tokens could be drawn at each position of a response, where sampling was limited to fewer than all.
 
-Top-p, top-k and a shortest length change the distribution that responses come from. The sets are fixed when a token
+Top-p, top-k and a minimum length change the distribution that responses come from. The sets are fixed when a token
 is drawn and travel with the rollout; every later logprob and entropy is of the softmax over the very same set, so that
 a ratio is 1 before any update and a KL is one between the two distributions that are compared. What decides the sets
 is `ppo_core.rollout.sampling`'s business.
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ppo_core.errors import ShapeError
 
-# Whichever list is short: those that could be drawn (top-p, top-k), or those that could not (a shortest length alone).
+# Whichever list is short: those that could be drawn (top-p, top-k), or those that could not (a minimum length alone).
 Listed = Literal["drawable", "forbidden"]
 
 

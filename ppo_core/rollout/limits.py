@@ -1,4 +1,4 @@
-"""What keeps tokens from being drawn (top-p, top-k, a shortest response), and the record of what could be drawn.
+"""What keeps tokens from being drawn (top-p, top-k, a minimum length), and the record of what could be drawn.
 
 The record travels with the response: see `ppo_core.models.token_sets` for why. It knows logits, no models.
 """

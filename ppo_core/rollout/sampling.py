@@ -55,7 +55,7 @@ def drawable_tokens(logits: Tensor, temperature: float, top_p: float, top_k: int
     Returns:
         [B, V] bool.
 
-    Example: probabilities .5 .3 .2 and top_p .6 keep the first two; with id 0 forbidden they keep .6 .4, the others.
+    Example: probabilities .5 .3 .2 and top_p .7 keep the first two; with id 0 forbidden .6 .4 are left, and both stay.
     Source: Holtzman et al. 2020, arXiv:1904.09751, for top-p.
     """
     allowed = logits.float().index_fill(1, forbidden, -torch.inf) / temperature

@@ -23,6 +23,10 @@ from ppo_core.spec.scorers import JudgeConfig, RewardConfig, Scorer
 
 LOG = logging.getLogger(__name__)
 
+# A judge is asked seldom, and of few answers.
+JUDGE_TIMEOUT_S = 60.0
+JUDGE_MAX_INVALID_SHARE = 0.1
+
 
 @dataclass(frozen=True)
 class Scores:
@@ -97,24 +101,24 @@ class Reward:
             source.close()
 
 
-def load_judge(config: JudgeConfig, timeout_s: float = 60.0, max_invalid_share: float = 0.1) -> Reward:
+def load_judge(config: JudgeConfig) -> Reward:
     """The judge, as a reward of one source of weight 1.
 
     Raises:
         DataError: its model or function cannot be used.
     """
-    source = load_source(config, JUDGE_FUNCTIONS, timeout_s)
-    return Reward(((source, 1.0),), max_invalid_share)
+    source = load_source(config, JUDGE_FUNCTIONS, JUDGE_TIMEOUT_S)
+    return Reward(((source, 1.0),), JUDGE_MAX_INVALID_SHARE)
 
 
 def load_source(scorer: Scorer, group: str, timeout_s: float) -> RewardSource:
     """One scorer by its kind; `group` is where a `python` one is registered."""
-    match scorer.identity:
-        case "sequence_classifier", str(model):
+    match scorer:
+        case Scorer(kind="sequence_classifier", model=str(model)):
             return SequenceClassifier(model, timeout_s, reading_of(scorer))
-        case "python", str(name):
+        case Scorer(kind="python", name=str(name)):
             return PythonFunction(group, name, timeout_s)
-        case "http", str(url):
+        case Scorer(kind="http", url=str(url)):
             return HttpService.of(url, scorer.batch_size, scorer.retries, timeout_s, os.environ)
     raise ValueError(f"{scorer!r} is no scorer")
 

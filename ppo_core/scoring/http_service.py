@@ -32,7 +32,7 @@ MAX_AT_ONCE = 4
 # Before the second try, doubled before each further one up to the longest; always the same, so that runs repeat.
 FIRST_WAIT_S = 0.5
 LONGEST_WAIT_S = 30.0
-PASSING_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
+RETRYABLE_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
 # A score takes some twenty characters, and a request holds at most 4096 of them.
 MAX_ANSWER_BYTES = 1 << 20
 
@@ -194,7 +194,7 @@ class HttpService:
         ) as answer:
             if answer.status_code != 200:
                 again_s = None
-                if answer.status_code in PASSING_STATUS:
+                if answer.status_code in RETRYABLE_STATUS:
                     asked_s = retry_after_s(answer.headers.get("Retry-After"), time.time())
                     again_s = next_wait_s if asked_s is None else max(asked_s, next_wait_s)
                 return Failure("http_status", f"the service answered with status {answer.status_code}", again_s)

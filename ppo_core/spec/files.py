@@ -125,7 +125,7 @@ def _prompts(spec: RunSpec, pointer: str, path: Path, min_prompts: int) -> Itera
     except DataError as error:
         yield Fault(pointer, f"{path.name}: {error}")
         return
-    if conversation is not None and _lacks_chat_template(Path(spec.policy.model)):
+    if conversation is not None and not _has_chat_template(Path(spec.policy.model)):
         yield Fault(
             pointer,
             f"{path.name}, row {conversation}: it holds `messages`, but the tokenizer of policy.model "
@@ -143,18 +143,15 @@ def _prompts(spec: RunSpec, pointer: str, path: Path, min_prompts: int) -> Itera
         )
 
 
-def _lacks_chat_template(folder: Path) -> bool:
-    """Whether a model folder is there and none of the places where a tokenizer keeps its chat template has one."""
-    if not folder.is_dir() or (folder / "chat_template.jinja").is_file():
+def _has_chat_template(folder: Path) -> bool:
+    """Whether the tokenizer of a folder has a chat template in one of the places that a tokenizer reads."""
+    if (folder / "chat_template.jinja").is_file():
+        return True
+    try:
+        config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
         return False
-    for name in ("tokenizer_config.json", "chat_template.json"):
-        try:
-            kept = json.loads((folder / name).read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):
-            continue
-        if isinstance(kept, dict) and kept.get("chat_template"):
-            return False
-    return True
+    return isinstance(config, dict) and bool(config.get("chat_template"))
 
 
 def _context(spec: RunSpec, model: str) -> Iterator[Fault]:
@@ -209,17 +206,9 @@ def _chat_templates(spec: RunSpec, faults: Sequence[Fault]) -> Iterator[Fault]:
     for pointer, scorer in _scorers(spec):
         if scorer.chat_template and scorer.model is not None and f"{pointer}/model" not in faulty:
             folder = Path(scorer.model)
-            if not (folder / "chat_template.jinja").is_file() and not _names_chat_template(folder):
+            if not _has_chat_template(folder):
                 yield Fault(
                     f"{pointer}/chat_template",
                     f"the tokenizer in {scorer.model!r} has no chat template; give `template` instead, such as "
                     "{prompt}{response}",
                 )
-
-
-def _names_chat_template(folder: Path) -> bool:
-    try:
-        config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return False
-    return isinstance(config, dict) and bool(config.get("chat_template"))

@@ -234,7 +234,13 @@ class UpdateConfig(Group):
     epochs: int = setting(
         2, "rollback", "Passes over one rollout batch; above 4, KL rises for little gain.", ge=1, le=16
     )
-    minibatches: int = setting(4, "rollback", "Optimizer steps a pass; sizes differ by at most one row.", ge=1, le=1024)
+    minibatches: int = setting(
+        4,
+        "rollback",
+        "Optimizer steps a pass; sizes differ by at most one row, in bfloat16 by at most one microbatch.",
+        ge=1,
+        le=1024,
+    )
     clip_range: float = setting(0.2, "rollback", "The ratio is clipped to 1 ± clip_range.", gt=0, lt=1)
     value_clip_range: float | None = setting(
         0.2, "rollback", "New values are clipped to the old ± this; null switches the clip off.", gt=0, le=1000

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ppo_core.errors import DataError
-from ppo_core.spec.prompt_rows import Prompt, has_half_pair, prompt_of
+from ppo_core.spec.prompt_rows import Prompt, has_lone_surrogate, prompt_of
 
 MAX_ROW_BYTES = 16 * 2**20  # one row with everything that stands beside its prompt
 _BATCH_ROWS = 64  # rows of a column file that are held at once
@@ -131,7 +131,7 @@ def _csv(path: Path) -> Iterator[Row]:
     csv.field_size_limit(MAX_ROW_BYTES)
     # A byte that is not UTF-8 becomes half a surrogate pair, which valid UTF-8 never holds.
     lines = (line.decode("utf-8", "surrogateescape") for line in _lines(path))
-    records = _records(csv.reader(_without_mark(lines), strict=True))
+    records = _records(csv.reader(_without_bom(lines), strict=True))
     _, header = next(records, (1, []))
     if isinstance(header, Unfit):
         raise DataError(f"row 1: {header.problem}")
@@ -157,7 +157,7 @@ def _records(reader: Iterator[list[str]]) -> Iterator[tuple[int, list[str] | Unf
         yield number, fields
 
 
-def _without_mark(lines: Iterator[str]) -> Iterator[str]:
+def _without_bom(lines: Iterator[str]) -> Iterator[str]:
     """The same lines without the byte-order mark that spreadsheets put in front."""
     for line in lines:
         yield line.removeprefix("\ufeff")
@@ -180,7 +180,7 @@ def _csv_prompt(header: Sequence[str], fields: Sequence[str]) -> Prompt | Unfit:
     if len(fields) != len(header):
         return Unfit(f"it has {len(fields)} fields, the header {len(header)}")
     for field in fields:
-        if has_half_pair(field):
+        if has_lone_surrogate(field):
             return Unfit("a byte is not UTF-8")
         if "\x00" in field:  # The mark of another encoding, UTF-16 first: whoever means NUL can say so in JSON.
             return Unfit("it holds a NUL byte, which is no text in CSV")

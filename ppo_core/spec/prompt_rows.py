@@ -58,7 +58,7 @@ def prompt_text(prompt: Prompt) -> str:
     return "\n\n".join(f"{message.role}: {message.content}" for message in prompt)
 
 
-def has_half_pair(text: str) -> bool:
+def has_lone_surrogate(text: str) -> bool:
     """Whether a text holds a lone surrogate."""
     return _HALF_PAIR.search(text) is not None
 
@@ -68,7 +68,7 @@ def _check_text(text: str) -> None:
         raise ValueError("the prompt is empty")
     if len(text) > MAX_PROMPT_CHARACTERS:
         raise ValueError(f"the prompt has {len(text)} characters, more than {MAX_PROMPT_CHARACTERS}")
-    if has_half_pair(text):
+    if has_lone_surrogate(text):
         raise ValueError("the prompt holds half of a surrogate pair, which no encoding can carry")
 
 
@@ -97,6 +97,6 @@ def _message(number: int, message: Any) -> Message:
     others = [name for name, value in message.items() if name not in ("role", "content") and value is not None]
     if others:  # Left out without a word, it would be another conversation.
         raise ValueError(f'message {number}: has {others[0]!r:.60}; only "role" and "content" are read')
-    if has_half_pair(content):
+    if has_lone_surrogate(content):
         raise ValueError(f"message {number}: holds half of a surrogate pair, which no encoding can carry")
     return Message(role, content)

@@ -57,7 +57,7 @@ class Scorer(Group):
     )
     batch_size: int = setting(64, "rollback", "Responses in one request to the service.", ge=1, le=4096)
     retries: int = setting(
-        3, "rollback", "Further tries of a request that failed, as far as reward.timeout_s allows.", ge=0, le=10
+        3, "rollback", "Further tries of a request that failed, as far as the time for a batch allows.", ge=0, le=10
     )
 
     @field_validator("template")
@@ -75,9 +75,9 @@ class Scorer(Group):
         return text
 
     @property
-    def identity(self) -> tuple[str, str | None]:
-        """What makes two scorers the same one, however it is asked."""
-        return self.kind, self.model or self.name or self.url
+    def identity(self) -> tuple[str, object]:
+        """What makes two scorers the same one, however it is asked and its address is spelled."""
+        return self.kind, parse_endpoint(self.url) if self.url is not None else self.model or self.name
 
     @model_validator(mode="after")
     def _kind_has_what_it_takes(self) -> Self:

@@ -116,7 +116,7 @@ class LocalEngine:
             CheckpointError: a parameter is missing or has another shape; nothing has changed then.
         """
         masters = self._masters.by_name
-        known = {f"{kind}/{name}" for kind in ("master", "step", *MOMENTS) for name in masters}
+        known = {f"{kind}/{name}" for kind in ("master", *MOMENTS) for name in masters}
         for name, master in masters.items():
             saved = tensors.get(f"master/{name}")
             if saved is None:
@@ -130,7 +130,7 @@ class LocalEngine:
         for name, master in masters.items():
             with torch.no_grad():
                 master.copy_(tensors[f"master/{name}"])
-            moments = {key: tensors[f"{key}/{name}"] for key in ("step", *MOMENTS) if f"{key}/{name}" in tensors}
+            moments = {key: tensors[f"{key}/{name}"] for key in MOMENTS if f"{key}/{name}" in tensors}
             self._optimizer_of(name).take_moments(master, moments)
         self._masters.copy_to_weights()
         self._num_steps = num_steps

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-MOMENTS = ("exp_avg", "exp_avg_sq")
+MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
 
 class MasterWeights:
@@ -76,10 +76,11 @@ class ClippedAdamW:
     def moments(self, weight: Tensor) -> dict[str, Tensor]:
         """`step`, `exp_avg` and `exp_avg_sq` of one weight; empty before its first step."""
         state = self._adamw.state.get(weight, {})
-        return {key: state[key] for key in ("step", *MOMENTS) if key in state}
+        return {key: state[key] for key in MOMENTS if key in state}
 
     def take_moments(self, weight: Tensor, moments: dict[str, Tensor]) -> None:
         """Go on from these moments; from none, as at the start."""
         self._adamw.state.pop(weight, None)
         if moments:
-            self._adamw.state[weight] = {key: tensor.clone() for key, tensor in moments.items()}
+            # Beside the weight: a checkpoint is read on the host.
+            self._adamw.state[weight] = {key: each.to(weight.device, copy=True) for key, each in moments.items()}

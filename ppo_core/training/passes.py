@@ -33,7 +33,9 @@ def forward_policy(trainer: TrainEngine, rollout: Rollout, spec: RunSpec, check:
     """Old logprobs and values, with the update's own microbatch rule, kernel, precision and mode."""
     logprobs = torch.zeros(rollout.response_mask.shape)
     values = torch.zeros_like(logprobs)
-    plan = plan_with_at_least(spec.update.minibatches, rollout, spec.update.token_budget, spec.update.row_layout)
+    # A plan that the update keeps needs a part for each of its steps.
+    parts = spec.update.minibatches if spec.policy.dtype == "bfloat16" else 1
+    plan = plan_with_at_least(parts, rollout, spec.update.token_budget, spec.update.row_layout)
     for batch in plan:
         check()
         output = trainer.forward(batch, entropy="none")

@@ -54,10 +54,10 @@ class MinibatchReport:
 
 @dataclass(frozen=True)
 class SkippedStep:
-    """A minibatch whose loss or gradient was not finite, with all that is needed to compute it again.
+    """A minibatch whose loss or gradient was not finite, with all but the weights to compute it again.
 
     `epoch` and `step` count from 1. `tensors` are input_ids, attention_mask [b, L] and response_mask, old_logprobs,
-    old_values, advantages, returns [b, T].
+    old_values, advantages, returns [b, T], and with limited sampling the ids and counts of its token sets.
     """
 
     epoch: int
@@ -225,6 +225,9 @@ def _skipped(batch: PPOBatch, parts: list[Microbatch], report: MinibatchReport, 
         "returns": batch.returns,
     }
     kept = {name: tensor[rows] for name, tensor in tensors.items()}
+    sets = batch.rollout.token_sets_of(rows)
+    if sets is not None:
+        kept.update({f"{sets.listed}_ids": sets.ids, f"{sets.listed}_counts": sets.counts})
     return SkippedStep(epoch, step, report.policy_loss, report.value_loss, report.grad_norm, kept)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from ppo_core.kl_controller import KLMove, adapted_coef, coef_to_start_from, move_kl_coef
+from ppo_core.kl_controller import KLUpdate, adapted_coef, coef_to_start_from, update_kl_coef
 from ppo_core.spec import RunSpec, parse_spec
 from ppo_core.spec.groups import KLConfig
 
@@ -74,12 +74,12 @@ def test_a_loop_whose_kl_falls_with_the_coefficient_comes_to_its_target() -> Non
         assert 1 / coef == pytest.approx(4.0, rel=1e-3)
 
 
-def moved(iteration: int = 1, **groups: Any) -> KLMove:
+def moved(iteration: int = 1, **groups: Any) -> KLUpdate:
     """Two responses, of KL 1.5 and 3.5 a response: 2.5 on average. Rubbish behind the mask."""
     old = torch.tensor([[-1.0, -1.0, math.nan], [-1.0, -0.5, -1.0]])
     ref = torch.tensor([[-2.0, -1.5, 7.0], [-2.0, -2.0, -2.0]])
     mask = torch.tensor([[True, True, False], [True, True, True]])
-    return move_kl_coef(0.1, old, ref, mask, iteration, spec_with(**groups))
+    return update_kl_coef(0.1, old, ref, mask, iteration, spec_with(**groups))
 
 
 def test_the_kl_is_that_of_a_response_and_not_of_a_token() -> None:
@@ -93,12 +93,12 @@ def test_the_kl_is_k1_whatever_the_penalty_is() -> None:
 
 
 def test_a_fixed_coefficient_stays() -> None:
-    assert moved(kl={"coef": 0.1}) == KLMove(None, 0.1)
+    assert moved(kl={"coef": 0.1}) == KLUpdate(None, 0.1)
 
 
 def test_while_the_critic_warms_up_the_coefficient_waits() -> None:
     waiting = moved(2, kl=ADAPTIVE, update={"critic_warmup_iterations": 2})
-    assert waiting == KLMove(pytest.approx(0.25), 0.1)
+    assert waiting == KLUpdate(pytest.approx(0.25), 0.1)
     assert moved(3, kl=ADAPTIVE, update={"critic_warmup_iterations": 2}) == moved(3, kl=ADAPTIVE)
 
 

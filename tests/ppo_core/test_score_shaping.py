@@ -126,7 +126,7 @@ def test_corrected_scores_have_the_mean_of_the_raw_and_no_slope(rows: list[tuple
 def test_moments_of_batches_are_those_of_all_scores_at_once(batches: list[list[float]]) -> None:
     moments = RunningMoments()
     for batch in batches:
-        moments = moments.joined_with(torch.tensor(batch, dtype=torch.float64))
+        moments = moments.merged_with(torch.tensor(batch, dtype=torch.float64))
     everything = [score for batch in batches for score in batch]
     assert moments.count == len(everything)
     if everything:
@@ -140,7 +140,7 @@ def test_a_large_offset_costs_no_digits() -> None:
     """Scores 1e9 + (0 1 2 ...): the deviation of 0 to 99, whose variance is (100² - 1) / 12."""
     moments = RunningMoments()
     for start in range(0, 100, 10):
-        moments = moments.joined_with(1e9 + torch.arange(start, start + 10, dtype=torch.float64))
+        moments = moments.merged_with(1e9 + torch.arange(start, start + 10, dtype=torch.float64))
     assert moments.mean == pytest.approx(1e9 + 49.5, abs=1e-6)
     assert moments.deviation == pytest.approx(math.sqrt(9999 / 12), rel=1e-9)
 
@@ -168,7 +168,7 @@ def test_equal_scores_become_zero_in_every_iteration(value: float, num: int) -> 
 
 def test_an_iteration_without_a_usable_score_leaves_the_moments() -> None:
     before = RunningMoments(4, 1.0, 8.0)
-    assert before.joined_with(torch.zeros(0)) == before
+    assert before.merged_with(torch.zeros(0)) == before
     assert RunningMoments().deviation == 0.0
 
 
@@ -179,7 +179,7 @@ def test_moments_are_kept_when_normalisation_is_off() -> None:
 
 
 def test_moments_go_through_json_unchanged() -> None:
-    moments = RunningMoments().joined_with(torch.tensor([0.1, 0.7, 1 / 3], dtype=torch.float64))
+    moments = RunningMoments().merged_with(torch.tensor([0.1, 0.7, 1 / 3], dtype=torch.float64))
     assert RunningMoments.of(json.loads(json.dumps(moments.as_dict()))) == moments
     assert RunningMoments.of(None) == RunningMoments()
 
@@ -259,3 +259,16 @@ def test_moments_of_another_score_begin_anew(change: dict[str, Any], is_kept: bo
     kept = RunningMoments(4, 1.0, 8.0).as_dict()
     then = {"reward": config().model_dump(mode="json")}
     assert moments_to_start_from(kept, then, config(**change)) == (kept if is_kept else None)
+
+
+def test_how_a_service_is_asked_is_no_other_score() -> None:
+    """Retries, batch size and the spelling of an address change no score; the path does."""
+
+    def reward(url: str, **how: int) -> RewardConfig:
+        return RewardConfig.model_validate({"sources": [{"kind": "http", "url": url, **how}]})
+
+    kept = RunningMoments(4, 1.0, 2.0).as_dict()
+    then = {"reward": reward("https://rm.example/score").model_dump(mode="json")}
+    same = reward("https://RM.example:443/score", retries=0, batch_size=7)
+    assert moments_to_start_from(kept, then, same) == kept
+    assert moments_to_start_from(kept, then, reward("https://rm.example/other")) is None

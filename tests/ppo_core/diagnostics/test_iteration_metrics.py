@@ -13,7 +13,7 @@ from ppo_core.data.prompts import PromptBatch
 from ppo_core.diagnostics.iteration_metrics import held_out_metrics, iteration_metrics
 from ppo_core.evaluation.held_out import Answers
 from ppo_core.iteration import IterationReport, Progress
-from ppo_core.kl_controller import KLMove
+from ppo_core.kl_controller import KLUpdate
 from ppo_core.losses import PolicyStats, ValueStats
 from ppo_core.rollout.batch import Rollout, assemble
 from ppo_core.rollout.engine import Response, SyncReport
@@ -115,7 +115,7 @@ def metrics() -> dict[str, float | None]:
         kl_to_ref=grid([0.5, 0.0, 0.0], [0.0, -0.5, 0.0, 0.0]),
         advantages=grid([1.0, 0.0, -1.0], [1.0, 1.0, 1.0, 1.0]),
         returns=grid([1.0, 1.0, 1.0], [2.0, 2.0, 2.0, 2.0]),
-        kl_move=KLMove(error=-0.4, coef=0.049),
+        kl_update=KLUpdate(error=-0.4, coef=0.049),
         update=UpdateReport(
             epochs=(
                 (minibatch(policy_stats(3, 3.0, 1.0, 0.0, 1), -0.1, 4.0, 1.0, 1e-4),),

@@ -636,3 +636,14 @@ def test_a_shortest_response_as_long_as_the_longest_is_refused() -> None:
     raw["rollout"]["renormalize"] = True
     (fault,) = faults_of(raw)
     assert (fault.pointer, "every response would be cut off" in fault.message) == ("/rollout/min_new_tokens", True)
+
+
+def test_a_judge_that_is_the_reward_under_another_spelling_is_refused() -> None:
+    data = {
+        **BASE,
+        "data": {**BASE["data"], "held_out": "held_out.jsonl"},
+        "reward": {"sources": [{"kind": "http", "url": "https://rm.example/score"}]},
+        "gate": {"judge": {"kind": "http", "url": "https://RM.example:443/score", "retries": 1}},
+    }
+    with pytest.raises(SpecFaults, match="cannot see that one being hacked"):
+        parse_spec(data)

@@ -148,3 +148,15 @@ def test_the_old_pass_of_a_separate_critic_has_its_values() -> None:
     rollout = made_rollout(PROMPTS, RESPONSES)
     values = forward_policy(engine, rollout, spec, lambda: None).values
     assert torch.equal(values, 2.0 * rollout.response_mask)
+
+
+def test_moments_of_a_checkpoint_are_copies_beside_their_weight() -> None:
+    weight = torch.zeros(2, requires_grad=True)
+    saved = {"step": torch.tensor(3.0), "exp_avg": torch.ones(2), "exp_avg_sq": torch.ones(2)}
+    optimizer = ClippedAdamW([([weight], 0.1)], max_grad_norm=1.0)
+    optimizer.take_moments(weight, saved)
+    weight.grad = torch.ones(2)
+    optimizer.step(1.0)
+    assert float(saved["step"]) == 3
+    assert {each.device for each in optimizer.moments(weight).values()} == {weight.device}
+    assert float(optimizer.moments(weight)["step"]) == 4
