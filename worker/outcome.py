@@ -28,6 +28,14 @@ class Outcome:
     hint: str | None = None
 
 
+def stopped_unasked(end: dict[str, Any], ended_by: EndedBy | None, asked: bool) -> bool:
+    """Whether a trainer says that it stopped only because it was ended as stalled, and nobody had asked for a stop.
+
+    It obeyed the signal and saved; its run did not come to rest by anybody's wish, and goes on.
+    """
+    return end.get("code") == ExitCode.STOPPED and ended_by == "stalled" and not asked
+
+
 def from_end(end: dict[str, Any], saved_iteration: int | None, draining: bool) -> Outcome:
     """What the trainer's own last word means."""
     reason = str(end.get("reason") or "")

@@ -33,7 +33,7 @@ from store.runs import LeaseLost, RunNotFound, locked_run, transition
 from store.session import AWAY, make_engine, session_factory
 from worker.attempt_view import AttemptView
 from worker.delivery import Delivery
-from worker.outcome import EndedBy, Outcome, from_end, without_end, write_outcome
+from worker.outcome import EndedBy, Outcome, from_end, stopped_unasked, without_end, write_outcome
 from worker.processes import kill_marked
 from worker.prune import Pruner, rules_of
 from worker.segment_start import Prepared, prepare
@@ -80,10 +80,11 @@ class Attempt:
         self.view.read()
         return self.trainer.exit_status() is not None and self.trainer.end(CHILDREN_GRACE_S)
 
-    def outcome(self, draining: bool) -> Outcome:
+    def outcome(self, draining: bool, asked_to_stop: bool) -> Outcome:
         """What became of it."""
-        if self.view.end is not None:
-            return from_end(self.view.end, self.view.saved_iteration, draining)
+        end = self.view.end
+        if end is not None and not stopped_unasked(end, self.ended_by, asked_to_stop or draining):
+            return from_end(end, self.view.saved_iteration, draining)
         return without_end(describe_exit(self.trainer.exit_status()), self.ended_by, self.why, draining)
 
 
@@ -116,7 +117,7 @@ class Supervisor:
                 raise RunDirectoryError(f"processes {left} of an earlier attempt are still there and cannot be ended")
             attempt = self._start(prepared)
             self._look_after(attempt)
-            outcome = attempt.outcome(self.draining)
+            outcome = attempt.outcome(self.draining, self._stop_until is not None)
         except (LeaseLost, RunNotFound) as lost:
             # Somebody else decides about the run now, and must not meet our trainer.
             log.warning("left the run alone: %s", lost)

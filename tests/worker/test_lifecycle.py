@@ -180,7 +180,7 @@ def test_frozen_supervisor_loses_its_run_and_both_its_processes(worker: Platform
 
 
 def test_hanging_trainer_is_noticed_by_its_own_deadline(worker: Platform) -> None:
-    run_id = worker.submit(10, hang_at=3, phase_s=0.5)
+    run_id = worker.submit(10, hang_at=3, phase_s=1.5)
     run = worker.wait_state(run_id, *TERMINAL)
     assert (run.state, run.attempt, run.infrastructure_failures) == ("succeeded", 2, 1)
 

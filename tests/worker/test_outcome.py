@@ -11,7 +11,7 @@ from store.ids import new_id
 from store.models import Run
 from store.queue import claim
 from store.runs import LeaseLost, create_run, transition
-from worker.outcome import Outcome, from_end, without_end, write_outcome
+from worker.outcome import EndedBy, Outcome, from_end, stopped_unasked, without_end, write_outcome
 
 ERROR = {"code": "reward", "message": "too few scores", "hint": "run it by hand", "traceback": ""}
 
@@ -97,3 +97,21 @@ def test_outcome_of_an_old_attempt_does_not_count(session: Session, running: Run
     with pytest.raises(LeaseLost):
         write_outcome(session, running.id, 0, Outcome("failed", "code"))
     assert running.state == "running"
+
+
+@pytest.mark.parametrize(
+    ("code", "ended_by", "asked", "unasked"),
+    [
+        (11, "stalled", False, True),
+        (11, "stalled", True, False),
+        (11, None, False, False),
+        (11, "deadline", True, False),
+        (0, "stalled", False, False),
+        (70, "stalled", False, False),
+    ],
+)
+def test_a_stalled_trainer_that_obeys_its_end_was_not_stopped_by_anybody(
+    code: int, ended_by: EndedBy | None, asked: bool, unasked: bool
+) -> None:
+    """Its last word says stopped; the run goes on from what it saved (seen on a busy machine: at rest, unasked)."""
+    assert stopped_unasked({"code": code}, ended_by, asked) is unasked
