@@ -71,7 +71,7 @@ def write_checkpoint(
         raise CheckpointError(f"{bad[0]} is not finite, so nothing was saved as {target}")
     try:
         with new_checkpoint(target) as folder:
-            trainer.policy.save_pretrained(folder / "policy", tokenizer)
+            trainer.weights().save_pretrained(folder / "policy", tokenizer)
             (folder / "state").mkdir()
             name = "rank-0000.safetensors"
             save_file(

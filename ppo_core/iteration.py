@@ -114,7 +114,7 @@ def run_iteration(
         batch = PPOBatch(rollout, old, masked_whiten(advantages, rollout.response_mask), returns)
         update = run_updates(models.trainer, batch, spec, progress.iteration, progress.skipped_in_a_row)
     with watch.phase("sync"):  # verified: digest, version, probe logprobs
-        sync = models.engine.sync_weights(models.trainer.policy, progress.policy_version + 1)
+        sync = models.engine.sync_weights(models.trainer.weights(), models.trainer.probe(), progress.policy_version + 1)
     return IterationReport(
         progress=progress,
         sampled=sampled,

@@ -112,6 +112,7 @@ class Trainer:
 
     def close(self) -> None:
         """End what runs beside the trainer: the processes of scorers and judge."""
+        self.models.engine.close()
         self.models.reward.close()
         if self.held_out is not None:
             self.held_out.close()

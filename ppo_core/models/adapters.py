@@ -49,16 +49,23 @@ def add_adapters(model: Any, lora: LoRAConfig, seed: int) -> None:
             first.copy_(drawn)
 
 
-def merged_state_dict(model: Any) -> dict[str, Tensor]:
-    """The model's weights by the names and with the values that it would have without adapters beside them."""
-    deltas = {f"{name}.weight": layer.get_delta_weight(ADAPTER) for name, layer in _layers(model)}
-    found = {}
-    for name, tensor in model.state_dict().items():
-        if ".lora_" in name:
-            continue
-        plain = name.replace(".base_layer.", ".")
-        found[plain] = tensor + deltas[plain].to(tensor.dtype) if plain in deltas else tensor
-    return found
+def is_adapter(name: str) -> bool:
+    """Whether a parameter of a model with adapters is one of theirs."""
+    return ".lora_" in name
+
+
+def plain_name(name: str) -> str:
+    """The name that a weight has in the model without adapters."""
+    return name.replace(".base_layer.", ".")
+
+
+def merged_weight(model: Any, name: str, weight: Tensor) -> Tensor:
+    """The weight `name` with the value that it would have without an adapter beside it; itself where there is none."""
+    beside, _, last = name.rpartition(".base_layer.")
+    if last != "weight":
+        return weight
+    delta: Tensor = model.get_submodule(beside).get_delta_weight(ADAPTER).detach()
+    return weight + delta.to(weight.dtype)
 
 
 def _layers(model: Any) -> list[tuple[str, Any]]:

@@ -7,14 +7,12 @@ does not know where rows come from, nor how logprobs become a loss.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from ppo_core.alignment import next_tokens
-from ppo_core.models.adapters import merged_state_dict
 from ppo_core.models.logits_head import EntropyUse, LogitsHead
 from ppo_core.models.token_sets import TokenSets
 from ppo_core.models.trunk import RowLayout, Trunk
@@ -117,16 +115,6 @@ class PolicyModel(nn.Module):
         read = states.detach() if self.value_head_kind == "shared_detached" else states
         values: Tensor = self.value_head(read.float())
         return scattered(values.squeeze(-1), mask)
-
-    def save_pretrained(self, folder: Path, tokenizer: Any | None = None) -> None:
-        """Write the language model as a Hugging Face folder, without the value head; with its tokenizer if given.
-
-        Adapters are merged into the weights, so that it loads as a plain model. Tied embeddings are one tensor in the
-        file, too.
-        """
-        self.model.save_pretrained(folder, state_dict=merged_state_dict(self.model))
-        if tokenizer is not None:
-            tokenizer.save_pretrained(folder)
 
 
 def new_value_head(hidden_size: int, device: torch.device) -> nn.Linear:

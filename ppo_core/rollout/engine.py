@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from ppo_core.models.policy import PolicyModel
 from ppo_core.models.token_sets import TokenSets
+from ppo_core.rollout.weights import PolicyWeights, Probe
 
 FinishReason = Literal["stop", "length"]
 
@@ -41,7 +41,6 @@ class SyncReport:
 
     version: int
     digest: str
-    num_tensors: int
     probe_gap: float
 
 
@@ -69,10 +68,19 @@ class RolloutEngine(Protocol):
         """
         ...
 
-    def sync_weights(self, policy: PolicyModel, version: int) -> SyncReport:
+    def sync_weights(self, weights: PolicyWeights, probe: Probe, version: int) -> SyncReport:
         """Take over the policy's weights as `version`, and prove it.
+
+        Args:
+            weights: iterated to the end, whatever happens.
+            probe: what the trainer says of fixed tokens with these weights.
+            version: counts the updates of the policy.
 
         Raises:
             WeightSyncError: the engine does not hold what was sent; the message has both digests or the probe's gap.
         """
+        ...
+
+    def close(self) -> None:
+        """End what it runs beside the trainer; harmless when repeated."""
         ...

@@ -22,7 +22,7 @@ from ppo_core.models.trunk import position_ids
 from ppo_core.rollout.engine import Response, SyncReport
 from ppo_core.rollout.limits import SamplingLimits
 from ppo_core.rollout.sampling import sample_tokens, uniform_draws
-from ppo_core.rollout.weights import same_storage, weights_digest
+from ppo_core.rollout.weights import PolicyWeights, Probe, weights_digest
 from ppo_core.spec.groups import RolloutConfig
 
 LOG = logging.getLogger(__name__)
@@ -32,7 +32,6 @@ DROP_SHARE = 0.125
 # Nats, by two routes, cached steps and one pass; wrong positions or other weights are off by far more. The digest sees
 # every bit, so the wide one of bfloat16, which keeps 8 bits of a logit, hides no stale weight.
 PROBE_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
-PROBE_LENGTHS = (3, 8)
 
 
 def stop_ids_of(policy: PolicyModel, tokenizer: Any, config: RolloutConfig) -> list[int]:
@@ -94,20 +93,24 @@ class TransformersEngine:
                 LOG.warning("out of memory with %d rows: generating %d at a time", num_rows, self._max_rows)
         return responses
 
-    def sync_weights(self, policy: PolicyModel, version: int) -> SyncReport:
-        held = weights_digest(self._policy.model)
-        sent = held if same_storage(policy.model, self._policy.model) else weights_digest(policy.model)
+    def sync_weights(self, weights: PolicyWeights, probe: Probe, version: int) -> SyncReport:
+        sent = weights_digest(weights)
+        shared = weights.policy is self._policy  # then there is one memory, and one digest tells of both
+        held = sent if shared else weights_digest(PolicyWeights(self._policy))
         if held != sent:
             raise WeightSyncError(f"version {version}: sent weights of digest {sent}, the engine holds {held}")
-        gap = self._probe_gap(policy)
-        allowed = PROBE_TOLERANCE[policy.model.dtype]
+        gap = probe.gap(self._probe_logprobs(probe))
+        allowed = PROBE_TOLERANCE[self._policy.model.dtype]
         if not gap <= allowed:
             raise WeightSyncError(
                 f"version {version}, digest {held}: the engine's logprobs of the probe differ from the trainer's by "
                 f"{gap:.3g} nats, allowed are {allowed}"
             )
         self._version = version
-        return SyncReport(version, held, sum(1 for _ in policy.model.parameters()), gap)
+        return SyncReport(version, held, gap)
+
+    def close(self) -> None:
+        """Nothing runs beside the trainer."""
 
     @torch.inference_mode()
     def _generate(
@@ -176,30 +179,15 @@ class TransformersEngine:
         return found
 
     @torch.inference_mode()
-    def _probe_gap(self, policy: PolicyModel) -> float:
-        """Largest difference in nats between this engine's logprobs and the policy's, on fixed ids.
-
-        The engine's come by its own route: left padding, a prefill, then cached steps.
-        """
-        num_tokens = policy.model.get_input_embeddings().num_embeddings
-        steps = max(PROBE_LENGTHS)
-        spread = torch.arange(len(PROBE_LENGTHS) * 2 * steps).reshape(len(PROBE_LENGTHS), 2 * steps) * 7919 + 11
-        prompts = [row[:length].tolist() for row, length in zip(spread % num_tokens, PROBE_LENGTHS, strict=True)]
-        forced = (spread[:, steps:] % num_tokens).to(policy.device)
-        gap = 0.0
+    def _probe_logprobs(self, probe: Probe) -> Tensor:
+        """Its own logprobs of the probe's forced tokens, by its own route: left padding, a prefill, cached steps."""
+        prompts = [list(row[: -probe.num_forced]) for row in probe.rows]
+        forced = torch.tensor([row[-probe.num_forced :] for row in probe.rows], device=self._policy.device)
         with _evaluation(self._policy.model):
-            decoding = _Decoding(self._policy, prompts, steps)
+            decoding = _Decoding(self._policy, prompts, probe.num_forced)
             logits = [decoding.first_logits()]
-            logits += [decoding.next_logits(forced[:, step]) for step in range(steps - 1)]
-        # Not at the sampling temperature: dividing by 1e-4 would blow rounding up to what a stale weight does.
-        own = gathered_logprobs(torch.stack(logits, dim=1), forced)
-        for row, prompt in enumerate(prompts):
-            ids = torch.cat((torch.tensor(prompt, device=policy.device), forced[row])).unsqueeze(0)
-            mask = torch.arange(1, ids.shape[1], device=policy.device).unsqueeze(0) >= len(prompt)
-            theirs = policy.logprobs(ids, torch.ones_like(ids), mask, temperature=1.0)
-            difference = (theirs[mask] - own[row]).abs()
-            gap = max(gap, float(difference.nan_to_num(nan=torch.inf).max()))
-        return gap
+            logits += [decoding.next_logits(forced[:, step]) for step in range(probe.num_forced - 1)]
+        return gathered_logprobs(torch.stack(logits, dim=1), forced)
 
 
 class _Decoding:

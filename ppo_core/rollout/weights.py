@@ -1,30 +1,111 @@
-"""Digests of weights: whether two sets of tensors are the same, told by a short text."""
+"""What travels to a rollout engine in a sync: the policy's weights, and a probe that shows whether it uses them.
+
+It knows neither engines nor how ranks share a model out; whoever does passes in how to make weights whole.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+
+from ppo_core.models.adapters import is_adapter, merged_weight, plain_name
+from ppo_core.models.policy import PolicyModel
+
+# For the time it is entered, the given parameters are whole on this rank.
+Gather = Callable[[list[nn.Parameter]], AbstractContextManager[None]]
+
+PROBE_LENGTHS = (3, 8)
+_LAYER = re.compile(r"^.*?\.\d+(?=\.)")
 
 
-def weights_digest(module: nn.Module) -> str:
-    """SHA-256 over name, type, shape and bytes of every parameter, in the order of their names.
+class PolicyWeights:
+    """The policy's weights as pairs of name and tensor, named and merged as a Hugging Face checkpoint of it holds them.
 
-    Tied weights count once. Any change of any bit, key or shape changes it.
+    Adapters are merged in; tied weights come once, under their first name; the value head is not among them. Layer
+    by layer, and a tensor is good until the next pair is asked for. Every rank must iterate to the end, since making
+    weights whole may take all of them.
+
+    Source: the traps of gathering a whole partitioned model at once, huggingface/trl#2557, modelscope/ms-swift#7986.
     """
-    digest = hashlib.sha256()
-    for name, parameter in sorted(module.named_parameters()):
-        tensor = parameter.detach().cpu().contiguous()
-        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+
+    def __init__(self, policy: PolicyModel, gather: Gather = lambda parameters: nullcontext()) -> None:
+        self.policy = policy
+        self._gather = gather
+
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+        model = self.policy.model
+        named = model.named_parameters()  # tied ones once
+        for _, layer in groupby(named, key=lambda pair: _layer_of(pair[0])):
+            pairs = list(layer)
+            with self._gather([parameter for _, parameter in pairs]):
+                for name, parameter in pairs:
+                    if not is_adapter(name):
+                        yield plain_name(name), merged_weight(model, name, parameter.detach())
+
+    def save_pretrained(self, folder: Path, tokenizer: Any | None = None) -> None:
+        """Write the policy as a Hugging Face folder, without the value head; with its tokenizer if given.
+
+        Tied embeddings are one tensor in the file, too.
+        """
+        held = {name: tensor.cpu().clone() for name, tensor in self}
+        self.policy.model.save_pretrained(folder, state_dict=held)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(folder)
 
 
-def same_storage(a: nn.Module, b: nn.Module) -> bool:
-    """Whether both modules' parameters are the same memory under the same names, so that one digest tells of both."""
-    first, second = dict(a.named_parameters()), dict(b.named_parameters())
-    return first.keys() == second.keys() and all(
-        tensor.data_ptr() == second[name].data_ptr() and tensor.shape == second[name].shape
-        for name, tensor in first.items()
-    )
+def _layer_of(name: str) -> str:
+    match = _LAYER.match(name)
+    return match[0] if match else name
+
+
+def weights_digest(pairs: Iterable[tuple[str, Tensor]]) -> str:
+    """SHA-256 over name, type, shape and bytes of every tensor, whatever order they come in.
+
+    Any change of any bit, key or shape changes it.
+    """
+    lines = []
+    for name, tensor in pairs:
+        held = tensor.detach().cpu().contiguous()
+        own = hashlib.sha256(held.reshape(-1).view(torch.uint8).numpy().data).hexdigest()
+        lines.append(f"{name} {held.dtype} {list(held.shape)} {own}\n")
+    return hashlib.sha256("".join(sorted(lines)).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Fixed rows of token ids, and what the trainer says of the last `num_forced` tokens of each, at temperature 1.
+
+    Not at the sampling temperature: dividing by 1e-4 would blow rounding up to what a stale weight does.
+    """
+
+    rows: tuple[tuple[int, ...], ...]
+    num_forced: int
+    logprobs: Tensor  #: [rows, num_forced] float32, nats
+
+    def gap(self, logprobs: Tensor) -> float:
+        """Largest difference in nats between the trainer's logprobs and these, of the same tokens; inf for NaN."""
+        return float((logprobs.cpu() - self.logprobs).abs().nan_to_num(nan=torch.inf).max())
+
+
+@torch.no_grad()
+def probe_of(policy: PolicyModel) -> Probe:
+    """The probe with this policy's own logprobs; a partitioned policy needs all ranks to call it together."""
+    num_tokens = policy.model.get_input_embeddings().num_embeddings
+    steps = max(PROBE_LENGTHS)
+    spread = torch.arange(len(PROBE_LENGTHS) * 2 * steps).reshape(len(PROBE_LENGTHS), 2 * steps) * 7919 + 11
+    rows, found = [], []
+    for numbers, length in zip(spread % num_tokens, PROBE_LENGTHS, strict=True):
+        ids = torch.cat((numbers[:length], numbers[steps:])).to(policy.device).unsqueeze(0)
+        mask = torch.arange(1, ids.shape[1], device=policy.device).unsqueeze(0) >= length
+        found.append(policy.logprobs(ids, torch.ones_like(ids), mask, temperature=1.0)[mask])
+        rows.append(tuple(ids[0].tolist()))
+    return Probe(tuple(rows), steps, torch.stack(found).float().cpu())

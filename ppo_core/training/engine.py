@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ppo_core.models.logits_head import EntropyUse
 from ppo_core.models.policy import PolicyModel, PolicyOutput
+from ppo_core.rollout.weights import PolicyWeights, Probe
 from ppo_core.training.microbatches import Microbatch
 
 
@@ -52,13 +53,23 @@ class TrainEngine(Protocol):
         """What is said of one microbatch. `freeze_policy`: only the value head or critic gets a gradient."""
         ...
 
-    def backward(self, loss: Tensor) -> None: ...
+    def backward(self, policy_loss: Tensor | None, value_loss: Tensor) -> None:
+        """Add one microbatch's gradients to those that are there; without a policy loss, only the value side's."""
+        ...
 
     def step(self) -> StepReport:
         """Clip, step and clear the gradients; a non-finite gradient norm clears all of them without any step."""
         ...
 
     def discard_gradients(self) -> None: ...
+
+    def weights(self) -> PolicyWeights:
+        """The policy's weights as they are now, for an engine or a file."""
+        ...
+
+    def probe(self) -> Probe:
+        """What the policy says of the probe's tokens now."""
+        ...
 
     def export_state(self) -> dict[str, Tensor]:
         """Weights (`master/NAME`) and moments (`step/NAME`, `exp_avg/NAME`, `exp_avg_sq/NAME`), float32."""

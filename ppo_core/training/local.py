@@ -12,6 +12,7 @@ from ppo_core.errors import CheckpointError
 from ppo_core.models.critic import CriticModel
 from ppo_core.models.logits_head import EntropyUse
 from ppo_core.models.policy import PolicyModel, PolicyOutput
+from ppo_core.rollout.weights import PolicyWeights, Probe, probe_of
 from ppo_core.spec import RunSpec
 from ppo_core.training.engine import PassSettings, StepReport
 from ppo_core.training.microbatches import Microbatch
@@ -79,7 +80,8 @@ class LocalEngine:
             return output
         return replace(output, values=self._critic.values(batch.input_ids, batch.attention_mask, batch.mask))
 
-    def backward(self, loss: Tensor) -> None:
+    def backward(self, policy_loss: Tensor | None, value_loss: Tensor) -> None:
+        loss = value_loss if policy_loss is None else policy_loss + value_loss
         loss.backward()  # type: ignore[no-untyped-call]
 
     def step(self) -> StepReport:
@@ -99,6 +101,12 @@ class LocalEngine:
     def discard_gradients(self) -> None:
         for optimizer in self._optimizers:
             optimizer.clear()
+
+    def weights(self) -> PolicyWeights:
+        return PolicyWeights(self._policy)
+
+    def probe(self) -> Probe:
+        return probe_of(self._policy)
 
     def export_state(self) -> dict[str, Tensor]:
         tensors = {}

@@ -182,10 +182,7 @@ def _backward(
         )
         assert output.entropy is not None  # asked for above
         entropy = (masked_sum(output.entropy, part.mask) / num_tokens).float()
-        loss = update.value_coef * error
-        if not warming_up:
-            loss = loss + surrogate - update.entropy_coef * entropy
-        trainer.backward(loss)
+        trainer.backward(None if warming_up else surrogate - update.entropy_coef * entropy, update.value_coef * error)
         total_policy += float(surrogate.detach())
         total_value += float(error.detach())
         total_entropy += float(entropy.detach())

@@ -13,8 +13,8 @@ import pytest
 
 from ppo_core import registry
 from ppo_core.main import run_segment
-from ppo_core.models.policy import PolicyModel
 from ppo_core.rollout.engine import Response, RolloutEngine, SyncReport
+from ppo_core.rollout.weights import PolicyWeights, Probe
 from ppo_core.rundir import ControlCommand, ExitCode, SegmentDir, checkpoints, send_command
 from tests.ppo_core.toy_run import journal, make_toy, timeless, toy_segment
 
@@ -43,8 +43,11 @@ class Misspeaking:
         said = self._engine.generate(prompt_ids, seeds=seeds, check=check)
         return [replace(one, logprobs=[logprob + next(errors) for logprob in one.logprobs]) for one in said]
 
-    def sync_weights(self, policy: PolicyModel, version: int) -> SyncReport:
-        return self._engine.sync_weights(policy, version)
+    def sync_weights(self, weights: PolicyWeights, probe: Probe, version: int) -> SyncReport:
+        return self._engine.sync_weights(weights, probe, version)
+
+    def close(self) -> None:
+        self._engine.close()
 
 
 def metrics_of(segment: SegmentDir) -> dict[int, dict[str, Any]]:

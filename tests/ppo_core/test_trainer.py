@@ -395,7 +395,7 @@ def test_a_skipped_step_keeps_its_batch_and_the_others_their_metrics(toy: dict[s
     def change(trainer: Any) -> None:
         engine, count = trainer.models.trainer, itertools.count(1)
         backward = engine.backward
-        engine.backward = lambda loss: backward(loss * math.nan if next(count) == 2 else loss)
+        engine.backward = lambda policy, value: backward(policy, value * math.nan if next(count) == 2 else value)
 
     assert run_segment(segment, 0, 1, change=change) == ExitCode.DONE
     first = next(event.payload for event in journal(segment, "metrics") if event.iteration == 1)
@@ -413,7 +413,7 @@ def test_a_run_of_skipped_steps_keeps_their_batches_and_fails(toy: dict[str, Any
 
     def change(trainer: Any) -> None:
         backward = trainer.models.trainer.backward
-        trainer.models.trainer.backward = lambda loss: backward(loss * math.nan)
+        trainer.models.trainer.backward = lambda policy, value: backward(policy, value * math.nan)
 
     assert run_segment(segment, 0, 1, change=change) == ExitCode.FAULT
     end = journal(segment, "end")[0].payload

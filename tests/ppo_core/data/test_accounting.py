@@ -235,7 +235,7 @@ def test_a_run_whose_steps_are_all_skipped_does_not_succeed(toy: dict[str, Any],
 
     def change(trainer: Any) -> None:
         backward = trainer.models.trainer.backward
-        trainer.models.trainer.backward = lambda loss: backward(loss * math.nan)
+        trainer.models.trainer.backward = lambda policy, value: backward(policy, value * math.nan)
 
     assert run_segment(segment, token=0, attempt=1, change=change) not in (ExitCode.DONE, ExitCode.STOPPED)
     assert "not one optimizer step was applied" in journal(segment, "end")[0].payload["error"]["message"]

@@ -14,6 +14,7 @@ from ppo_core.main import run_segment
 from ppo_core.models.loading import load_policy
 from ppo_core.models.policy import PolicyModel, PolicyOutput
 from ppo_core.rollout.transformers_engine import TransformersEngine
+from ppo_core.rollout.weights import PolicyWeights
 from ppo_core.rundir import ExitCode, checkpoints
 from ppo_core.spec.groups import PolicyConfig, RolloutConfig
 from tests.ppo_core.tiny_models import FAMILIES, VOCABULARY, tiny_model, tiny_tokenizer
@@ -136,7 +137,7 @@ def test_a_saved_policy_loads_again_with_equal_logits_and_ties(family: str, tmp_
     """T26."""
     tiny_model(family).save_pretrained(tmp_path / "start")
     made = loaded(tmp_path / "start")
-    made.save_pretrained(tmp_path / "saved")
+    PolicyWeights(made).save_pretrained(tmp_path / "saved")
     again = loaded(tmp_path / "saved")
     ids = torch.tensor([tokens_of(LENGTH)])
     assert torch.equal(again.model(input_ids=ids).logits, made.model(input_ids=ids).logits)

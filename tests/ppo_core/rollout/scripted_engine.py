@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from ppo_core.errors import RolloutError
-from ppo_core.models.policy import PolicyModel
 from ppo_core.rollout.engine import Response, SyncReport
-from ppo_core.rollout.weights import weights_digest
+from ppo_core.rollout.weights import PolicyWeights, Probe, weights_digest
 
 
 class ScriptedEngine:
@@ -35,9 +34,12 @@ class ScriptedEngine:
         self._next += len(prompt_ids)
         return said
 
-    def sync_weights(self, policy: PolicyModel, version: int) -> SyncReport:
+    def sync_weights(self, weights: PolicyWeights, probe: Probe, version: int) -> SyncReport:
         self._version = version
-        return SyncReport(version, weights_digest(policy.model), sum(1 for _ in policy.model.parameters()), 0.0)
+        return SyncReport(version, weights_digest(weights), 0.0)
+
+    def close(self) -> None:
+        pass
 
 
 def response(ids: list[int], finish_reason: str = "stop") -> Response:

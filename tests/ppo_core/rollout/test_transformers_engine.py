@@ -17,6 +17,7 @@ from ppo_core.models.policy import PolicyModel
 from ppo_core.rollout import transformers_engine
 from ppo_core.rollout.engine import Response
 from ppo_core.rollout.transformers_engine import TransformersEngine, stop_ids_of
+from ppo_core.rollout.weights import PolicyWeights, probe_of
 from ppo_core.seeds import derived_seed
 from ppo_core.spec.groups import PolicyConfig, RolloutConfig
 from tests.ppo_core.tiny_models import FAMILIES, VOCABULARY, tiny_model, tiny_tokenizer
@@ -188,7 +189,7 @@ def test_the_next_rollout_is_of_the_new_weights() -> None:
     made = engine(policy=policy, max_new_tokens=2)
     assert made.generate([[1, 5]], seeds=[1])[0].ids == [3, 3]
     always(policy, 4)
-    made.sync_weights(policy, 1)
+    made.sync_weights(PolicyWeights(policy), probe_of(policy), 1)
     assert made.generate([[1, 5]], seeds=[1])[0].ids == [4, 4]
     assert made.version == 1
 
@@ -197,31 +198,34 @@ def test_other_weights_than_those_sent_are_an_error_with_both_digests() -> None:
     policy = PolicyModel(tiny_model())
     made = engine(policy=policy)
     other = copy.deepcopy(policy)
-    assert made.sync_weights(other, 1).version == 1
+    assert made.sync_weights(PolicyWeights(other), probe_of(other), 1).version == 1
     with torch.no_grad():
         next(other.model.parameters())[0, 0] += 1e-3
     with pytest.raises(WeightSyncError, match=r"sent weights of digest \w{64}, the engine holds \w{64}"):
-        made.sync_weights(other, 2)
+        made.sync_weights(PolicyWeights(other), probe_of(other), 2)
     assert made.version == 1
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_probe_agrees(family: str) -> None:
     policy = PolicyModel(tiny_model(family))
-    assert engine(family, policy).sync_weights(policy, 1).probe_gap < 1e-4
+    assert engine(family, policy).sync_weights(PolicyWeights(policy), probe_of(policy), 1).probe_gap < 1e-4
 
 
 def test_a_low_temperature_is_no_stale_weight() -> None:
     """T07's kind: at 0.0001 rounding of 4e-7 would be 0.004 nats, four times what the probe allows."""
     policy = PolicyModel(tiny_model())
-    assert engine(policy=policy, temperature=1e-4).sync_weights(policy, 1).probe_gap < 1e-4
+    assert (
+        engine(policy=policy, temperature=1e-4).sync_weights(PolicyWeights(policy), probe_of(policy), 1).probe_gap
+        < 1e-4
+    )
 
 
 def test_wrong_positions_in_the_engine_are_seen_by_the_probe(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transformers_engine, "position_ids", lambda mask: torch.arange(mask.shape[1]).expand_as(mask))
     policy = PolicyModel(tiny_model("gpt2"))
     with pytest.raises(WeightSyncError, match="logprobs of the probe differ"):
-        engine(policy=policy).sync_weights(policy, 1)
+        engine(policy=policy).sync_weights(PolicyWeights(policy), probe_of(policy), 1)
 
 
 def test_weights_that_are_not_finite_are_an_error() -> None:
@@ -231,7 +235,7 @@ def test_weights_that_are_not_finite_are_an_error() -> None:
     with pytest.raises(RolloutError, match="row 0: the policy's logits are not finite"):
         engine(policy=policy).generate(PROMPTS, seeds=SEEDS)
     with pytest.raises(WeightSyncError, match="inf nats"):
-        engine(policy=policy).sync_weights(policy, 1)
+        engine(policy=policy).sync_weights(PolicyWeights(policy), probe_of(policy), 1)
 
 
 LIMITS: list[dict[str, Any]] = [

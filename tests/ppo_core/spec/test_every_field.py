@@ -142,7 +142,7 @@ def views_of_a_run(run_dir: Path, spec: dict[str, Any], fault: str) -> Views:
 
 def _nan_losses(trainer: Any) -> None:
     backward = trainer.models.trainer.backward
-    trainer.models.trainer.backward = lambda loss: backward(loss * math.nan)
+    trainer.models.trainer.backward = lambda policy, value: backward(policy, value * math.nan)
 
 
 def _drifting_logprobs(trainer: Any) -> None:

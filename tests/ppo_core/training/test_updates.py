@@ -132,12 +132,12 @@ def test_a_non_finite_gradient_is_skipped_and_changes_no_bit(monkeypatch: pytest
     engine = made_engine(spec)
     batch = made_batch(engine, spec)
     calls = 0
-    backward: Callable[[Tensor], None] = engine.backward
+    backward: Callable[[Tensor | None, Tensor], None] = engine.backward
 
-    def poisoned(loss: Tensor) -> None:
+    def poisoned(policy_loss: Tensor | None, value_loss: Tensor) -> None:
         nonlocal calls
         calls += 1
-        backward(loss * float("nan") if calls == 3 or calls >= 5 else loss)
+        backward(policy_loss, value_loss * float("nan") if calls == 3 or calls >= 5 else value_loss)
 
     monkeypatch.setattr(engine, "backward", poisoned)
     with pytest.raises(NonFiniteError, match="in 2 optimizer steps in a row"):
