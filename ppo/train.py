@@ -38,6 +38,7 @@ from ppo_core.rundir import (
     all_events,
     create_segment,
     encode_event,
+    is_unused,
     next_start,
     read_journal,
     segments,
@@ -251,7 +252,7 @@ def _missing_run_dir() -> Path:
 
 
 def _refuse_used(folder: Path) -> None:
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if folder.exists() and (not folder.is_dir() or not is_unused(folder)):
         raise SpecFaults(
             [
                 Fault(

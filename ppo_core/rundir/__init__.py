@@ -36,7 +36,7 @@ from ppo_core.rundir.journal import (
     read_journal,
 )
 from ppo_core.rundir.restart import last_iteration, next_start, start_iteration
-from ppo_core.rundir.segments import SegmentDir, SegmentStart, create_segment, segment_dir, segments
+from ppo_core.rundir.segments import SegmentDir, SegmentStart, create_segment, is_unused, segment_dir, segments
 
 __all__ = [
     "MANIFEST",
@@ -57,6 +57,7 @@ __all__ = [
     "decode_event",
     "encode_event",
     "fsync_folder",
+    "is_unused",
     "last_iteration",
     "new_checkpoint",
     "next_start",

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from ppo_core.errors import RunDirectoryError
-from ppo_core.rundir.files import write_atomically
+from ppo_core.rundir.files import fsync_folder, write_atomically
 
 _SEGMENT = re.compile(r"^segment-(\d{4,})$")
+_ASIDE = re.compile(r"^\.segment-\d{4,}\.\d+\.tmp$")
 
 
 @dataclass(frozen=True)
@@ -84,18 +87,42 @@ def segment_dir(run_dir: Path, segment: int) -> SegmentDir:
 def create_segment(run_dir: Path, start: SegmentStart) -> SegmentDir:
     """Make a segment's folder with its `spec.json`; harmless when the same one is there already.
 
+    It is made aside and renamed: a segment that can be seen is whole, also when its maker was killed half-way.
+
     Raises:
-        RunDirectoryError: the folder exists and holds another spec.
+        RunDirectoryError: the folder exists and holds another spec, or none.
     """
     segment = segment_dir(run_dir, start.segment)
-    if segment.spec.exists():
-        if segment.read_start() != start:
-            raise RunDirectoryError(f"{segment.spec} exists and says something else; an old segment is never rewritten")
-        return segment
-    for folder in (segment.samples, segment.logs, segment.control, segment.checkpoints):
-        folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(segment.spec, json.dumps(asdict(start), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    if not segment.path.exists():
+        try:
+            _make_aside_and_rename(segment, start)
+        except OSError:
+            if not segment.path.exists():  # else another maker came first, and took away what it found aside
+                raise
+    if segment.read_start() != start:
+        raise RunDirectoryError(f"{segment.spec} exists and says something else; an old segment is never rewritten")
     return segment
+
+
+def _make_aside_and_rename(segment: SegmentDir, start: SegmentStart) -> None:
+    run_dir, name = segment.path.parent, segment.path.name
+    aside = SegmentDir(run_dir / f".{name}.{os.getpid()}.tmp")
+    shutil.rmtree(aside.path, ignore_errors=True)
+    try:
+        for folder in (aside.samples, aside.logs, aside.control, aside.checkpoints):
+            folder.mkdir(parents=True)
+        write_atomically(aside.spec, json.dumps(asdict(start), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+        aside.path.rename(segment.path)
+    finally:
+        shutil.rmtree(aside.path, ignore_errors=True)
+    fsync_folder(run_dir)
+    for leftover in run_dir.glob(f".{name}.*.tmp"):
+        shutil.rmtree(leftover, ignore_errors=True)
+
+
+def is_unused(run_dir: Path) -> bool:
+    """Whether this folder can take a new run: it is empty, but for what a killed `create_segment` left aside."""
+    return all(_ASIDE.match(child.name) for child in run_dir.iterdir())
 
 
 def segments(run_dir: Path) -> list[SegmentDir]:

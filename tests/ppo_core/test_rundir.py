@@ -30,6 +30,7 @@ from ppo_core.rundir import (
     create_segment,
     decode_event,
     encode_event,
+    is_unused,
     last_iteration,
     new_checkpoint,
     next_start,
@@ -81,6 +82,57 @@ def test_a_segment_with_another_spec_is_never_rewritten(segment: SegmentDir) -> 
     with pytest.raises(RunDirectoryError, match="never rewritten"):
         create_segment(segment.path.parent, SegmentStart("r-1", 1, {"name": "other"}))
     assert segment.read_start() == START
+
+
+def test_a_segment_that_can_be_listed_can_be_read(tmp_path: Path) -> None:
+    """Somebody who looks while segments are made, over and over, never meets one without its spec."""
+    maker = """
+        import sys
+        from pathlib import Path
+        from ppo_core.rundir import SegmentStart, create_segment
+        for number in range(1, 101):
+            create_segment(Path(sys.argv[1]), SegmentStart("r", number, {}))
+    """
+    process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(maker), str(tmp_path)])
+    numbers: list[int] = []
+    while process.poll() is None:
+        numbers = [segment.read_start().segment for segment in segments(tmp_path)]
+        assert numbers == sorted(numbers)
+    assert process.returncode == 0
+    assert [segment.read_start().segment for segment in segments(tmp_path)] == list(range(1, 101))
+
+
+def test_a_maker_killed_half_way_leaves_no_segment_and_does_no_harm(tmp_path: Path) -> None:
+    killed = """
+        import os, signal, sys
+        from pathlib import Path
+        from ppo_core.rundir import SegmentStart, create_segment, segments
+        sys.modules["ppo_core.rundir.segments"].write_atomically = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+        create_segment(Path(sys.argv[1]), SegmentStart("r-1", 1, {}))
+    """
+    assert run_script(killed, tmp_path).returncode == -signal.SIGKILL
+    assert list(tmp_path.iterdir()) != []
+    assert segments(tmp_path) == []
+    assert is_unused(tmp_path)
+    create_segment(tmp_path, START)
+    assert [child.name for child in tmp_path.iterdir()] == ["segment-0001"]
+    assert not is_unused(tmp_path)
+
+
+def test_two_makers_at_once_agree_or_the_second_is_refused(tmp_path: Path) -> None:
+    maker = """
+        import sys
+        from pathlib import Path
+        from ppo_core.rundir import SegmentStart, create_segment
+        for number in range(1, 41):
+            create_segment(Path(sys.argv[1]), SegmentStart("r-1", number, {}))
+    """
+    command = [sys.executable, "-c", textwrap.dedent(maker), str(tmp_path)]
+    makers = [subprocess.Popen(command) for _ in range(2)]
+    assert [process.wait(60) for process in makers] == [0, 0]
+    assert sorted(child.name for child in tmp_path.iterdir()) == [f"segment-{number:04d}" for number in range(1, 41)]
+    with pytest.raises(RunDirectoryError, match="never rewritten"):
+        create_segment(tmp_path, SegmentStart("other", 1, {}))
 
 
 def test_segments_are_ordered_as_numbers(tmp_path: Path) -> None:
