@@ -17,12 +17,15 @@ from ppo_core.evaluation.held_out import HeldOut
 from ppo_core.iteration import Models
 from ppo_core.kl_controller import coef_to_start_from
 from ppo_core.models.loading import load_critic, load_policy, load_reference, load_tokenizer
+from ppo_core.rollout.engine import RolloutEngine
 from ppo_core.rollout.transformers_engine import TransformersEngine
+from ppo_core.rollout.vllm_engine import VLLMEngine
 from ppo_core.rundir import JournalWriter, SegmentDir
 from ppo_core.score_shaping import moments_to_start_from
 from ppo_core.scoring.combine import Reward, load_judge
 from ppo_core.spec import RunSpec
 from ppo_core.trainer import Trainer
+from ppo_core.training.engine import TrainEngine
 from ppo_core.training.local import LocalEngine
 
 
@@ -63,7 +66,7 @@ def assemble_trainer(
         trainer=trainer,
         reference=load_reference(spec.policy, layout).to(device),
         reward=Reward.of(spec.reward),
-        engine=TransformersEngine(trainer.policy, tokenizer, spec.rollout, version=state.policy_version),
+        engine=_rollout_engine(segment, spec, trainer, tokenizer, state.policy_version),
         pad_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0,
         decode=lambda ids: str(tokenizer.decode(ids, skip_special_tokens=True)),
     )
@@ -73,6 +76,27 @@ def assemble_trainer(
         _tell_too_long(spec, "data.held_out", held_out.source, state.iteration, journal)
     meter = LimitMeter.of(spec, trainer.policy.device)
     return Trainer(segment, spec, models, prompts, held_out, tokenizer, meter, state, journal, control)
+
+
+def _rollout_engine(
+    segment: SegmentDir, spec: RunSpec, trainer: TrainEngine, tokenizer: Any, version: int
+) -> RolloutEngine:
+    """The spec's engine, with the trainer's weights as they are now."""
+    if spec.rollout.engine == "transformers":
+        return TransformersEngine(trainer.policy, tokenizer, spec.rollout, version=version)
+    engine = VLLMEngine(
+        trainer.policy,
+        tokenizer,
+        spec.rollout,
+        max_prompt_tokens=spec.data.max_prompt_tokens,
+        logs=segment.logs,
+    )
+    try:
+        engine.sync_weights(trainer.weights(), trainer.probe(), version)
+    except BaseException:
+        engine.close()
+        raise
+    return engine
 
 
 def _under(spec: RunSpec, kept: TrainerState, kept_spec: dict[str, Any], journal: JournalWriter) -> TrainerState:

@@ -81,6 +81,23 @@ class RolloutError(PPOCoreError):
     code = "rollout"
 
 
+class EngineLostError(RolloutError):
+    """The rollout engine's process ended while it was needed; the message says of what, with the end of its log."""
+
+    code = "engine_lost"
+    hint = (
+        "Killed by SIGKILL usually means that the machine ran out of memory: lower rollout.vllm.kv_cache_gib or "
+        "rollout.vllm.max_rows. Start again from the last checkpoint."
+    )
+
+
+class EngineTimeoutError(RolloutError):
+    """The rollout engine's process lives but said nothing for too long, and was killed."""
+
+    code = "engine_timeout"
+    hint = "Look at the engine's log; raise rollout.vllm.timeout_s if it was only slow."
+
+
 class WeightSyncError(RolloutError):
     """The rollout engine does not hold the weights that the trainer sent; the message has both digests."""
 

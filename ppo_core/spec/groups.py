@@ -10,6 +10,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from ppo_core.spec.engines import VLLM_TEMPERATURES, VLLMConfig
 from ppo_core.spec.scorers import JudgeConfig
 from ppo_core.spec.setting import Group, Misfits, PathText, setting
 
@@ -90,7 +91,13 @@ class DataConfig(Group):
 class RolloutConfig(Group):
     """How responses are sampled. Nothing is filled in from the model folder's generation defaults."""
 
-    engine: Literal["transformers"] = setting("transformers", "rollback", "What generates the responses.")
+    engine: Literal["transformers", "vllm"] = setting(
+        "transformers",
+        "rollback",
+        "What generates the responses: the trainer itself (`transformers`), or vLLM in processes of its own (`vllm`), "
+        "which has to be installed.",
+    )
+    vllm: VLLMConfig = setting(VLLMConfig(), "rollback", "The vLLM engine; not looked at with `transformers`.")
     batch_size: int = setting(64, "fork", "Prompts, and so responses, an iteration.", ge=1, le=65536)
     max_new_tokens: int = setting(40, "rollback", "Longest response in tokens, end-of-text included.", ge=1, le=131072)
     temperature: float = setting(
@@ -157,6 +164,31 @@ class RolloutConfig(Group):
                 f"{self.max_new_tokens}, so every response would be cut off; lower it"
             )
             misfits.append(("/min_new_tokens", message))
+        if misfits:
+            raise Misfits(misfits)
+        return self
+
+    @model_validator(mode="after")
+    def _engine_can_do_it(self) -> Self:
+        if self.engine != "vllm":
+            return self
+        limits = {"top_p": self.top_p < 1, "top_k": self.top_k > 0, "min_new_tokens": self.min_new_tokens > 0}
+        misfits = [
+            (
+                f"/{name}",
+                f"{name} {getattr(self, name):g} limits what is drawn, and vLLM does not say which tokens could be; "
+                "leave the field out, or set rollout.engine to transformers",
+            )
+            for name, limits_it in limits.items()
+            if limits_it
+        ]
+        low, high = VLLM_TEMPERATURES
+        if not low <= self.temperature <= high:
+            message = (
+                f"temperature is {self.temperature:g} but vLLM samples at {low:g} to {high:g}; set rollout.temperature "
+                "in between, or rollout.engine to transformers"
+            )
+            misfits.append(("/temperature", message))
         if misfits:
             raise Misfits(misfits)
         return self

@@ -1,0 +1,315 @@
+"""The vLLM engine as the trainer uses it: processes of their own that generate, take over weights, and are not trusted.
+
+Whatever comes back is compared with what was asked: every row by its number and its prompt's ids, some of them by
+asking once more what their last token is worth; every sync by digest, version, probe and a canary for stale states.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ppo_core.errors import DataError, EngineLostError, EngineTimeoutError, RolloutError, WeightSyncError
+from ppo_core.models.policy import PolicyModel
+from ppo_core.rollout.engine import Response, SyncReport
+from ppo_core.rollout.shared_weights import SharedWeights
+from ppo_core.rollout.transformers_engine import PROBE_TOLERANCE, stop_ids_of
+from ppo_core.rollout.vllm_channel import Message
+from ppo_core.rollout.vllm_process import VLLMProcess, answers
+from ppo_core.rollout.vllm_settings import environment_of, settings_of
+from ppo_core.rollout.weights import PolicyWeights, Probe
+from ppo_core.spec.groups import RolloutConfig
+
+EXTENSION = "ppo_core.rollout.vllm_worker.WeightReceiver"
+# Importing, building and, on a GPU, capturing graphs; on a busy machine.
+START_TIMEOUT_S = 900.0
+# A stop must not wait long for an engine that no longer listens.
+ABORT_TIMEOUT_S = 10.0
+# Rows of each answer that are asked about once more.
+NUM_ASKED_AGAIN = 4
+# Nats at temperature 1, between two of the engine's own routes; another row's token is off by far more. In bfloat16
+# another shape of the batch alone moves single tokens.
+ROUTE_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.5}
+
+
+class VLLMEngine:
+    """One or several vLLM processes on this machine, with equal weights; rows are dealt out among them.
+
+    They hold nothing before the first sync, which checks more than the later ones do: it loads the weights twice.
+
+    Args:
+        policy: whose shape, precision and device they have.
+        tokenizer: for stop ids and stop strings.
+        config: the spec's.
+        max_prompt_tokens: longest prompt.
+        logs: the folder of their logs.
+        label: tells the logs of several engines apart.
+        extension: what is mixed into vLLM's worker; tests put their faults in by it.
+
+    Raises:
+        DataError: vLLM is not installed or cannot run this model, or nothing could end a response.
+        EngineLostError, EngineTimeoutError, RolloutError: it could not be started.
+    """
+
+    def __init__(
+        self,
+        policy: PolicyModel,
+        tokenizer: Any,
+        config: RolloutConfig,
+        *,
+        max_prompt_tokens: int,
+        logs: Path,
+        label: str = "vllm",
+        extension: str = EXTENSION,
+    ) -> None:
+        _require_vllm()
+        self._config = config
+        self._dtype: torch.dtype = policy.model.dtype
+        self._num_tokens: int = policy.model.get_input_embeddings().num_embeddings
+        self._version = -1  # of no policy
+        self._is_checked = False
+        # An id that the model does not have ends nothing, and vLLM takes none.
+        self._stop_ids = [token for token in stop_ids_of(policy, tokenizer, config) if token < self._num_tokens]
+        if not self._stop_ids and not config.stop_strings:
+            raise DataError(
+                "neither the model nor its tokenizer has an end-of-text id, so no response could ever end",
+                hint="Give rollout.stop_ids or rollout.stop_strings.",
+            )
+        with tempfile.TemporaryDirectory(prefix="ppo-vllm-") as name:
+            folder = Path(name)
+            _write_model(policy, tokenizer, folder)
+            settings = settings_of(
+                policy,
+                config,
+                folder=folder,
+                max_prompt_tokens=max_prompt_tokens,
+                extension=extension,
+            )
+            environment = environment_of(policy.device, config.vllm.replicas)
+            self._processes = [
+                VLLMProcess(f"vLLM engine {place}", logs / f"{label}-{place}.log", environment, config.vllm.timeout_s)
+                for place in range(config.vllm.replicas)
+            ]
+            try:
+                answers(
+                    [(one, one.ask("start", timeout_s=START_TIMEOUT_S, settings=settings)) for one in self._processes]
+                )
+            except BaseException:
+                self.close()
+                raise
+
+    @property
+    def version(self) -> int:
+        """As the engine said it with its last answer."""
+        return self._version
+
+    @property
+    def pids(self) -> list[int]:
+        """Of its processes."""
+        return [process.pid for process in self._processes]
+
+    def generate(
+        self, prompt_ids: list[list[int]], *, seeds: list[int], check: Callable[[], None] | None = None
+    ) -> list[Response]:
+        """See `RolloutEngine`. Out of memory: fewer rows are generated at once from then on.
+
+        Raises:
+            EngineLostError, EngineTimeoutError: a process died, or is silent.
+            WeightSyncError: it does not hold verified weights of the last sync's version.
+            RolloutError: an answer cannot be right: another order, an id that the model does not have, a reason to
+                end that is none, or a token that is not worth what was said of it.
+        """
+        if len(prompt_ids) != len(seeds):
+            raise RolloutError(f"{len(prompt_ids)} prompts but {len(seeds)} seeds: every row needs its own")
+        empty = [row for row, ids in enumerate(prompt_ids) if not ids]
+        if empty:
+            raise RolloutError(f"prompt {empty[0]} has no token: nothing predicts the first token of its response")
+        if check is not None:
+            check()
+        dealt = self._dealt(len(prompt_ids))
+        calls = []
+        for process, rows in dealt:
+            asked = [{"row": row, "prompt": prompt_ids[row], "seed": seeds[row]} for row in rows]
+            call = process.ask("generate", rows=asked, sampling=self._sampling(), version=str(self._version))
+            calls.append((process, call))
+        responses: list[Response | None] = [None] * len(prompt_ids)
+        for (process, rows), answer in zip(dealt, self._answers(calls, check), strict=True):
+            if answer["version"] != str(self._version):
+                raise WeightSyncError(
+                    f"{process.name} generated with version {answer['version']}, expected {self._version}"
+                )
+            for row, found in zip(rows, _in_order(process.name, rows, prompt_ids, answer["rows"]), strict=True):
+                responses[row] = _response(process.name, row, found, self._num_tokens)
+        whole = [response for response in responses if response is not None]
+        self._ask_again(dealt, prompt_ids, whole)
+        return whole
+
+    def sync_weights(self, weights: PolicyWeights, probe: Probe, version: int) -> SyncReport:
+        """See `RolloutEngine`. The first one loads the weights twice and compares what the engine computes with."""
+        with SharedWeights() as shared:
+            shared.write(weights)
+            calls = [
+                (
+                    process,
+                    process.ask(
+                        "sync",
+                        path=shared.path,
+                        index=shared.index,
+                        version=str(version),
+                        probe=[list(row) for row in probe.rows],
+                        fully=not self._is_checked,
+                    ),
+                )
+                for process in self._processes
+            ]
+            found = answers(calls)
+        gap = max(
+            self._verified_gap(process, answer, shared.digest, probe, version)
+            for process, answer in zip(self._processes, found, strict=True)
+        )
+        accepted = answers([(process, process.ask("accept", version=str(version))) for process in self._processes])
+        self._version = int(accepted[0]["version"])
+        self._is_checked = True
+        return SyncReport(self._version, found[0]["digest"], gap)
+
+    def close(self) -> None:
+        """End all of its processes; harmless when repeated."""
+        for process in self._processes:
+            process.kill()
+
+    def _verified_gap(self, process: VLLMProcess, answer: Message, digest: str, probe: Probe, version: int) -> float:
+        """Nats between the probe's logprobs of engine and trainer, once all else that a sync says was found right."""
+        held = answer["digest"]
+        if held != digest:
+            raise WeightSyncError(f"version {version}: sent weights of digest {digest}, {process.name} received {held}")
+        if answer["version"] != str(version):
+            raise WeightSyncError(f"{process.name} is labelled version {answer['version']}, expected {version}")
+        if answer["num_cached"] or not answer["canary_gap"] <= ROUTE_TOLERANCE[self._dtype]:
+            raise WeightSyncError(
+                f"version {version}, digest {held}: {process.name} still reads {answer['num_cached']} tokens of its "
+                f"prefix cache, emptied before; a token is {answer['canary_gap']:.3g} nats off by it"
+            )
+        said = torch.tensor([row[-probe.num_forced :] for row in answer["probe"]])
+        gap = probe.gap(said)
+        allowed = PROBE_TOLERANCE[self._dtype]
+        if not gap <= allowed:
+            raise WeightSyncError(
+                f"version {version}, digest {held}: logprobs of the probe by {process.name} differ from the trainer's "
+                f"by {gap:.3g} nats, allowed are {allowed}"
+            )
+        return gap
+
+    def _sampling(self) -> dict[str, Any]:
+        return {
+            "temperature": self._config.temperature,
+            "max_new_tokens": self._config.max_new_tokens,
+            "stop_ids": self._stop_ids,
+            "stop_strings": list(self._config.stop_strings),
+        }
+
+    def _dealt(self, num_rows: int) -> list[tuple[VLLMProcess, list[int]]]:
+        """Which rows each process generates; none is asked for nothing."""
+        count = len(self._processes)
+        shares = [list(range(place, num_rows, count)) for place in range(count)]
+        return [(process, rows) for process, rows in zip(self._processes, shares, strict=True) if rows]
+
+    def _answers(self, calls: Sequence[tuple[VLLMProcess, int]], check: Callable[[], None] | None) -> list[Message]:
+        """The answers, or what `check` raises once every process has given up its rows."""
+        interrupted: list[BaseException] = []
+
+        def look() -> None:
+            try:
+                if check is not None:
+                    check()
+            except BaseException as reason:
+                interrupted.append(reason)
+                raise
+
+        try:
+            return answers(calls, look)
+        except BaseException:
+            if interrupted:
+                self._abort(calls)
+            raise
+
+    def _abort(self, calls: Sequence[tuple[VLLMProcess, int]]) -> None:
+        for process, call in calls:
+            try:
+                process.abort(call, ABORT_TIMEOUT_S)
+            except (EngineLostError, EngineTimeoutError):
+                process.kill()  # Nobody needs it before the run goes on, if it ever does.
+
+    def _ask_again(
+        self, dealt: Sequence[tuple[VLLMProcess, list[int]]], prompt_ids: list[list[int]], responses: list[Response]
+    ) -> None:
+        """Responses that were mixed up among rows carry logprobs that are not theirs: look at some of each process."""
+        calls, chosen = [], []
+        for process, rows in dealt:
+            some = [row for row in rows if responses[row].ids]
+            some = some[:: max(1, len(some) // NUM_ASKED_AGAIN)][:NUM_ASKED_AGAIN]
+            if some:
+                ids = [prompt_ids[row] + responses[row].ids for row in some]
+                calls.append((process, process.ask("last_logprobs", rows=ids, temperature=self._config.temperature)))
+                chosen.append(some)
+        allowed = ROUTE_TOLERANCE[self._dtype] / min(1.0, self._config.temperature)
+        for (process, _), rows, answer in zip(calls, chosen, answers(calls), strict=True):
+            for row, logprob in zip(rows, answer["logprobs"], strict=True):
+                said = responses[row].logprobs[-1]
+                if not abs(said - logprob) <= allowed:
+                    raise RolloutError(
+                        f"row {row}: {process.name} said {said:.4g} nats of its last token and says {logprob:.4g} when "
+                        f"asked again, allowed are {allowed:.3g} apart: its responses are not those of their rows",
+                        hint="The engine returned responses in another order, or of other weights. Do not train on it.",
+                    )
+
+
+def _in_order(
+    name: str, rows: list[int], prompt_ids: list[list[int]], found: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """What was found, if it belongs to the rows that were asked for, one by one."""
+    if len(found) != len(rows):
+        raise RolloutError(f"{name} answered {len(found)} of {len(rows)} rows")
+    for row, one in zip(rows, found, strict=True):
+        if one["row"] != row or one["prompt"] != prompt_ids[row]:
+            raise RolloutError(
+                f"{name} answered row {one['row']}, prompt {one['prompt'][:8]}, where row {row}, prompt "
+                f"{prompt_ids[row][:8]}, was asked: its responses are in another order"
+            )
+    return found
+
+
+def _response(name: str, row: int, found: dict[str, Any], num_tokens: int) -> Response:
+    ids, logprobs, reason = found["ids"], found["logprobs"], found["finish_reason"]
+    if reason not in ("stop", "length"):
+        raise RolloutError(f"{name} ended row {row} by {reason!r}; expected 'stop' or 'length'")
+    beyond = [token for token in ids if not 0 <= token < num_tokens]
+    if beyond:
+        raise RolloutError(f"{name} drew id {beyond[0]} in row {row}, but the model has {num_tokens} ids")
+    if not torch.tensor(logprobs).isfinite().all():
+        raise RolloutError(
+            f"{name}, row {row}: its logits are not finite, so nothing can be sampled from them",
+            hint="Go back to a checkpoint before the weights became non-finite; lower update.learning_rate.",
+        )
+    return Response(ids, reason, logprobs)
+
+
+def _write_model(policy: PolicyModel, tokenizer: Any, folder: Path) -> None:
+    """The model's shape, for vLLM to build it by; its weights come with the first sync."""
+    config = policy.model.config
+    if not config.architectures:
+        config.architectures = [type(policy.model).__name__]
+    config.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def _require_vllm() -> None:
+    if importlib.util.find_spec("vllm") is None:
+        raise DataError(
+            "rollout.engine is vllm, but vLLM is not installed here",
+            hint="Install it beside this package (requirements/engines.txt says how), or use the transformers engine.",
+        )
