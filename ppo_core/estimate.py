@@ -10,37 +10,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from ppo_core.model_shape import ModelShape, head_positions, model_shape
+from ppo_core.memory import PROGRAM_BYTES, MemoryEstimate, Networks, bytes_a_weight, memory_of, trained_parameters
+from ppo_core.model_shape import ModelShape, model_shape
 from ppo_core.spec import RunSpec
 from ppo_core.spec.advice import warnings_of
 from ppo_core.spec.files import model_config
 
-# Interpreter, torch and transformers, before any weight: measured as about 0.5 GiB resident on a CPU.
-PROGRAM_BYTES = 512 * 1024**2
 # One token of a kept sample: ids, text and seven numbers as JSON.
 SAMPLE_BYTES_A_TOKEN = 180
-_FLOAT = 4
-
-
-@dataclass(frozen=True)
-class MemoryEstimate:
-    """Bytes of the trainer at its peak; `w` is 4 bytes in float32, 2 in bfloat16.
-
-    states       every weight of policy, reference and critic w, of reward models 4; each trained one 12 more for
-                 gradient and moments, and 4 for its master where w is 2
-    activations  of one microbatch: w · tokens · layers · (6 · hidden + 3 · queries + 2 · keys + 4 · intermediate),
-                 attention taken to keep no square; within a quarter of what torch keeps (measured in a test). With
-                 gradient checkpointing: those of one layer, and w · tokens · hidden a layer
-    logits       4 · 3 · positions · vocabulary, of the positions that the head works on at once
-    generation   w · key-value cache of all rows at full length, and 3 float32 copies of the last position's logits
-    peak         program + states + the larger of (activations + logits) and generation
-    """
-
-    states_bytes: int
-    activations_bytes: int
-    logits_bytes: int
-    generation_bytes: int
-    peak_bytes: int
 
 
 @dataclass(frozen=True)
@@ -75,13 +52,14 @@ def estimate(spec: RunSpec, config: Mapping[str, Any] | None = None) -> Estimate
     policy = model_shape(config if config is not None else _config(spec.policy.model))
     rewards = [model_shape(_config(source.model)) for source in spec.reward.sources if source.model is not None]
     # A classifier's head is as good as nothing beside its trunk, and its input embedding is counted once.
-    reward_parameters = tuple(None if shape is None else shape.parameters for shape in rewards)
+    reward_parameters = tuple(None if shape is None else shape.body_parameters for shape in rewards)
     kept = _checkpoints_kept(spec)
     critic = _critic(spec)
     checkpoint_bytes = None if policy is None else _checkpoint_bytes(spec, policy, critic)
     samples_bytes = _samples_bytes(spec)
     disk_bytes = None if checkpoint_bytes is None else (kept + 1) * checkpoint_bytes + samples_bytes
-    memory = None if policy is None else _memory(spec, policy, critic, [n for n in reward_parameters if n is not None])
+    known = tuple(shape for shape in rewards if shape is not None)
+    memory = None if policy is None else memory_of(spec, Networks(policy, critic, known))
     numbers = Estimate(
         responses=spec.iterations * spec.rollout.batch_size,
         response_tokens_max=spec.iterations * spec.rollout.batch_size * spec.rollout.max_new_tokens,
@@ -114,56 +92,9 @@ def _critic(spec: RunSpec) -> ModelShape | None:
     return model_shape(_config(spec.policy.critic_model or spec.policy.model))
 
 
-def _trained(spec: RunSpec, policy: ModelShape, critic: ModelShape | None) -> int:
-    """Trained parameters: the policy's or its adapters', and those of a value head (one linear map) or critic."""
-    own = policy.parameters if spec.policy.lora is None else _adapters(policy, spec.policy.lora.rank)
-    head = (policy if critic is None else critic).hidden + 1
-    return own + head + (0 if critic is None else critic.parameters)
-
-
-def _adapters(policy: ModelShape, rank: int) -> int:
-    """A layer has four maps of attention and three (gated) of the feed-forward part; each gets rank · (in + out)."""
-    queries, keys = policy.heads * policy.head_dim, policy.kv_heads * policy.head_dim
-    attention = 2 * (policy.hidden + queries) + 2 * (policy.hidden + keys)
-    return policy.layers * rank * (attention + 3 * (policy.hidden + policy.intermediate))
-
-
-def _bytes_a_weight(spec: RunSpec) -> int:
-    return 2 if spec.policy.dtype == "bfloat16" else _FLOAT
-
-
 def _checkpoint_bytes(spec: RunSpec, policy: ModelShape, critic: ModelShape | None) -> int:
     """The policy as a folder, and float32 masters and two moments of what is trained."""
-    return _bytes_a_weight(spec) * policy.parameters + 3 * _FLOAT * _trained(spec, policy, critic)
-
-
-def _memory(spec: RunSpec, policy: ModelShape, critic: ModelShape | None, rewards: list[int]) -> MemoryEstimate:
-    longest = spec.data.max_prompt_tokens + spec.rollout.max_new_tokens
-    tokens = max(longest, min(spec.update.token_budget, spec.rollout.batch_size * longest))
-    positions = min(head_positions(policy.vocabulary), tokens * spec.rollout.max_new_tokens // longest + 1)
-    weight = _bytes_a_weight(spec)
-    trained = _trained(spec, policy, critic)
-    frozen = policy.parameters * (1 if spec.policy.lora is None else 2)  # the reference, and what adapters lie beside
-    master = 0 if weight == _FLOAT else _FLOAT
-    states = weight * (trained + frozen) + (3 * _FLOAT + master) * trained + _FLOAT * sum(rewards)
-    activations = sum(_activations(spec, shape, tokens) for shape in (policy, critic) if shape is not None)
-    logits = _FLOAT * 3 * positions * policy.vocabulary
-    rows = spec.rollout.batch_size
-    generation = rows * (weight * longest * policy.kv_elements + 3 * _FLOAT * policy.vocabulary)
-    return MemoryEstimate(
-        states_bytes=states,
-        activations_bytes=activations,
-        logits_bytes=logits,
-        generation_bytes=generation,
-        peak_bytes=PROGRAM_BYTES + states + max(activations + logits, generation),
-    )
-
-
-def _activations(spec: RunSpec, shape: ModelShape, tokens: int) -> int:
-    queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    layer = 6 * shape.hidden + 3 * queries + 2 * keys + 4 * shape.intermediate
-    kept = layer + shape.layers * shape.hidden if spec.policy.gradient_checkpointing else shape.layers * layer
-    return _bytes_a_weight(spec) * tokens * kept
+    return bytes_a_weight(spec) * policy.parameters + 12 * trained_parameters(spec, policy, critic)
 
 
 def _checkpoints_kept(spec: RunSpec) -> int:
@@ -208,10 +139,13 @@ def _meaning(spec: RunSpec, numbers: Estimate) -> tuple[str, ...]:
         *_corrections(spec),
     ]
     if numbers.memory is not None and numbers.policy_parameters is not None:
-        lines.append(
-            f"a policy of {numbers.policy_parameters:,} parameters, about {_size(numbers.memory.peak_bytes)} of memory "
-            f"at the peak, {_size(numbers.memory.states_bytes)} of it weights, gradients and moments"
-        )
+        memory = numbers.memory
+        phases = ", ".join(f"{phase} {_size(held)}" for phase, held in memory.phases.items())
+        lines += [
+            f"a policy of {numbers.policy_parameters:,} parameters, about {_size(memory.peak_bytes)} of memory at the "
+            f"peak, {_size(memory.states_bytes)} of it weights, gradients and moments",
+            f"memory by phase, the program's own {_size(PROGRAM_BYTES)} aside: {phases}",
+        ]
     if numbers.checkpoint_bytes is not None and numbers.disk_bytes is not None:
         lines.append(
             f"{_count(numbers.checkpoints_kept, 'checkpoint')} of {_size(numbers.checkpoint_bytes)} stay, "

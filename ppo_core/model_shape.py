@@ -13,6 +13,8 @@ from typing import Any
 _GEMMAS = ("gemma", "gemma2", "gemma3_text")
 _LLAMA_LIKE = ("llama", "mistral", "qwen2", "qwen3", *_GEMMAS)
 _HEAD_NORMS = ("qwen3", "gemma3_text")  # of queries and keys, each as wide as a head
+_FUSED_ATTENTION = ("gpt2", "gpt_neox")  # one map makes queries, keys and values
+_GEMMA2_CAP = 50.0  # of a config that does not say
 _FOUR_NORMS = ("gemma2", "gemma3_text")  # before and after attention and feed-forward, where others have two
 
 
@@ -33,9 +35,11 @@ class ModelShape:
 
     An embedding look-up is no arithmetic: `head_matmul` counts the output matrix once, tied or not. `other` are the
     remaining parameters: norms, biases, learned positions, and the input embedding where it is a matrix of its own
-    (where it is tied it is the head).
+    (where it is tied it is the head). `caps_scores`: attention scores are held under a soft cap, which only the
+    family's own attention computes, so they are kept as squares.
     """
 
+    family: str
     layers: int
     hidden: int
     heads: int
@@ -45,6 +49,18 @@ class ModelShape:
     vocabulary: int
     body_matmul: int
     other: int
+    tied: bool
+    caps_scores: bool = False
+
+    @property
+    def queries(self) -> int:
+        """Width of all queries of a layer."""
+        return self.heads * self.head_dim
+
+    @property
+    def keys(self) -> int:
+        """Width of all keys of a layer, and of all values."""
+        return self.kv_heads * self.head_dim
 
     @property
     def head_matmul(self) -> int:
@@ -56,9 +72,21 @@ class ModelShape:
         return self.body_matmul + self.head_matmul + self.other
 
     @property
+    def body_parameters(self) -> int:
+        """Parameters without the matrix that makes logits; where it is tied it stays as the input embedding."""
+        return self.parameters - (0 if self.tied else self.head_matmul)
+
+    def adapter_parameters(self, rank: int) -> int:
+        """Parameters of adapters beside all maps of all layers: rank · (in + out) for each map."""
+        fused = self.family in _FUSED_ATTENTION
+        inputs = self.hidden + self.queries + 2 * self.keys if fused else 3 * self.hidden + self.queries + 2 * self.keys
+        feed_forward = (3 if self.family in _LLAMA_LIKE else 2) * (self.hidden + self.intermediate)
+        return self.layers * rank * (inputs + self.queries + self.hidden + feed_forward)
+
+    @property
     def kv_elements(self) -> int:
         """Numbers that the key-value cache holds for one token."""
-        return 2 * self.layers * self.kv_heads * self.head_dim
+        return 2 * self.layers * self.keys
 
 
 def model_shape(config: Mapping[str, Any]) -> ModelShape | None:
@@ -93,7 +121,9 @@ def _llama_like(config: Mapping[str, Any], family: str) -> ModelShape:
     if config.get("mlp_bias"):
         biases += layers * (2 * intermediate + hidden)
     tied = bool(config.get("tie_word_embeddings", family in _GEMMAS))
+    cap = config.get("attn_logit_softcapping", _GEMMA2_CAP if family == "gemma2" else None)
     return ModelShape(
+        family=family,
         layers=layers,
         hidden=hidden,
         heads=heads,
@@ -103,6 +133,8 @@ def _llama_like(config: Mapping[str, Any], family: str) -> ModelShape:
         vocabulary=vocabulary,
         body_matmul=body,
         other=norms + biases + (0 if tied else vocabulary * hidden),
+        tied=tied,
+        caps_scores=cap is not None,
     )
 
 
@@ -114,6 +146,7 @@ def _gpt2(config: Mapping[str, Any]) -> ModelShape:
     norms = 2 * hidden * (2 * layers + 1)
     tied = bool(config.get("tie_word_embeddings", True))
     return ModelShape(
+        family="gpt2",
         layers=layers,
         hidden=hidden,
         heads=heads,
@@ -123,6 +156,7 @@ def _gpt2(config: Mapping[str, Any]) -> ModelShape:
         vocabulary=vocabulary,
         body_matmul=layers * (4 * hidden * hidden + 2 * hidden * intermediate),
         other=norms + biases + positions * hidden + (0 if tied else vocabulary * hidden),
+        tied=tied,
     )
 
 
@@ -135,6 +169,7 @@ def _gpt_neox(config: Mapping[str, Any]) -> ModelShape:
     norms = 2 * hidden * (2 * layers + 1)
     tied = bool(config.get("tie_word_embeddings", False))
     return ModelShape(
+        family="gpt_neox",
         layers=layers,
         hidden=hidden,
         heads=heads,
@@ -144,6 +179,7 @@ def _gpt_neox(config: Mapping[str, Any]) -> ModelShape:
         vocabulary=vocabulary,
         body_matmul=layers * (4 * hidden * hidden + 2 * hidden * intermediate),
         other=norms + biases + (0 if tied else vocabulary * hidden),
+        tied=tied,
     )
 
 
@@ -158,6 +194,7 @@ def _phi(config: Mapping[str, Any]) -> ModelShape:
     norms = 2 * hidden * (layers + 1) + (4 * head_dim * layers if config.get("qk_layernorm") else 0)
     tied = bool(config.get("tie_word_embeddings", False))
     return ModelShape(
+        family="phi",
         layers=layers,
         hidden=hidden,
         heads=heads,
@@ -167,4 +204,5 @@ def _phi(config: Mapping[str, Any]) -> ModelShape:
         vocabulary=vocabulary,
         body_matmul=layers * (hidden * (hidden + keys_values) + hidden * hidden + 2 * hidden * intermediate),
         other=norms + biases + (0 if tied else vocabulary * hidden),
+        tied=tied,
     )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from sqlalchemy.orm import Session
 
-from ppo_core.rundir import ExitCode
+from ppo_core.rundir import ExitCode, RankExit, RankFault, describe_exits, first_lost
 from store import recovery
 from store.commands import finish_open, open_commands
 from store.models import Run
@@ -15,7 +16,7 @@ from store.runs import locked_run, transition
 
 Kind = Literal["succeeded", "paused", "stopped", "failed", "requeued", "cancelled", "lost"]
 # Why the supervisor itself ended the trainer, if it did.
-EndedBy = Literal["loading_stop", "deadline", "stalled"]
+EndedBy = Literal["loading_stop", "deadline", "stalled", "rank_lost"]
 
 
 @dataclass(frozen=True)
@@ -29,11 +30,17 @@ class Outcome:
 
 
 def stopped_unasked(end: dict[str, Any], ended_by: EndedBy | None, asked: bool) -> bool:
-    """Whether a trainer says that it stopped only because it was ended as stalled, and nobody had asked for a stop.
+    """Whether a trainer says that it stopped only because it was ended for a fault, and nobody had asked for a stop.
 
     It obeyed the signal and saved; its run did not come to rest by anybody's wish, and goes on.
     """
-    return end.get("code") == ExitCode.STOPPED and ended_by == "stalled" and not asked
+    return end.get("code") == ExitCode.STOPPED and ended_by in ("stalled", "rank_lost") and not asked
+
+
+def echoes(end: dict[str, Any], exits: Sequence[RankExit], fault: RankFault | None) -> bool:
+    """Whether a trainer's last word tells of a fault that is only what another rank's end looked like to rank 0."""
+    others_killed = any(exit.killed for exit in exits if exit.rank)
+    return end.get("code") == ExitCode.FAULT and (fault is not None or others_killed)
 
 
 def from_end(end: dict[str, Any], saved_iteration: int | None, draining: bool) -> Outcome:
@@ -62,8 +69,13 @@ def from_end(end: dict[str, Any], saved_iteration: int | None, draining: bool) -
     return Outcome("failed", "trainer_fault", f"the trainer ended with the unknown code {end.get('code')!r}")
 
 
-def without_end(how: str, ended_by: EndedBy | None, why: str | None, draining: bool) -> Outcome:
-    """What it means that the trainer left no last word. `how` is its exit, `why` what made the supervisor end it."""
+def from_fault(fault: RankFault) -> Outcome:
+    """What it means that a rank failed by itself, so that rank 0 could not go on and left no last word."""
+    return Outcome("failed", fault.code, fault.message, fault.hint)
+
+
+def without_end(exits: Sequence[RankExit], ended_by: EndedBy | None, why: str | None, draining: bool) -> Outcome:
+    """What it means that the trainer left no last word. `why` is what made the supervisor end it."""
     match ended_by:
         case "loading_stop":
             return Outcome(
@@ -78,9 +90,11 @@ def without_end(how: str, ended_by: EndedBy | None, why: str | None, draining: b
         case "stalled":
             return Outcome("lost", "stalled", f"the trainer was ended: {why}")
     hint = "Look at the end of the attempt's log."
-    if how == "signal 9":
+    if len(exits) > 1:
+        hint = f"Look at the end of the log of the attempt's rank {first_lost(exits)}."
+    if any(exit.killed for exit in exits):
         hint = "Signal 9 from outside is most often the kernel, out of memory: look at the machine's log."
-    return Outcome("lost", "trainer_lost", f"trainer ended without a word ({how})", hint)
+    return Outcome("lost", "trainer_lost", f"trainer ended without a word ({describe_exits(exits)})", hint)
 
 
 def write_outcome(session: Session, run_id: str, token: int, outcome: Outcome) -> Run:

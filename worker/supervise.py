@@ -1,8 +1,8 @@
 """Looks after one run from its claim to its rest: `python -m worker.supervise RUN_ID TOKEN`.
 
-It starts the trainer, renews the lease, hands commands over, brings the journal to Postgres, ends what does not end
-by itself, proves every process gone, and only then writes what became of the run. While Postgres is away the trainer
-trains on; everything is delivered when it is back. If the supervisor dies, the kernel kills its trainer.
+It starts the trainer's ranks, renews the lease, hands commands over, brings the journal to Postgres, ends what does not
+end by itself, proves every process gone, and only then writes what became of the run. While Postgres is away the
+trainer trains on; everything is delivered when it is back. If the supervisor dies, the kernel kills its trainer.
 
 One thread, one loop: nothing here takes long but a commit, and a trainer needs no attention for seconds.
 """
@@ -16,7 +16,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import TypeVar, cast
 
@@ -24,7 +24,19 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session, sessionmaker
 
 from ppo_core.errors import PPOCoreError, RunDirectoryError
-from ppo_core.rundir import CommandKind, ControlCommand, SegmentDir, send_command
+from ppo_core.rundir import (
+    CommandKind,
+    ControlCommand,
+    RankExit,
+    SegmentDir,
+    describe_exits,
+    device_names,
+    find_fault,
+    free_port,
+    num_ranks,
+    rank_environment,
+    send_command,
+)
 from store import leases
 from store.commands import mark_delivered
 from store.models import Command, Run
@@ -33,12 +45,12 @@ from store.runs import LeaseLost, RunNotFound, locked_run, transition
 from store.session import AWAY, make_engine, session_factory
 from worker.attempt_view import AttemptView
 from worker.delivery import Delivery
-from worker.outcome import EndedBy, Outcome, from_end, stopped_unasked, without_end, write_outcome
+from worker.outcome import EndedBy, Outcome, echoes, from_end, from_fault, stopped_unasked, without_end, write_outcome
 from worker.processes import kill_marked
 from worker.prune import Pruner, rules_of
 from worker.segment_start import Prepared, prepare
 from worker.settings import WorkerSettings, read_settings
-from worker.trainer_process import TrainerProcess, describe_exit
+from worker.trainer_process import RankStart, TrainerProcesses
 
 log = logging.getLogger("worker.supervise")
 T = TypeVar("T")
@@ -46,9 +58,15 @@ T = TypeVar("T")
 TICK_S = 0.1
 # How late a command may reach the trainer; asking more often only costs processor time.
 ATTEND_EVERY_S = 0.25
-TERM_GRACE_S = 10.0
-# A trainer that is loading has nothing to save: it may go at once.
-LOADING_GRACE_S = 0.5
+# From SIGTERM to SIGKILL, by what made the supervisor end the trainer.
+TERM_GRACE_S: dict[EndedBy, float] = {
+    "deadline": 10.0,
+    "stalled": 10.0,
+    # A trainer that is loading has nothing to save: it may go at once.
+    "loading_stop": 0.5,
+    # Nothing can be saved without the lost rank; the others have this long to print what they saw of it.
+    "rank_lost": 3.0,
+}
 # Between its last word and its exit a trainer only has to leave.
 LEAVING_GRACE_S = 10.0
 # What a trainer that has gone left running.
@@ -60,11 +78,13 @@ AWAY_PAUSE_S = 1.0
 class Attempt:
     """A started trainer, and what belongs to it."""
 
+    number: int
     segment: SegmentDir
     view: AttemptView
     delivery: Delivery
     pruner: Pruner
-    trainer: TrainerProcess
+    trainer: TrainerProcesses
+    exits: list[RankExit] = field(default_factory=list)
     ended_by: EndedBy | None = None
     why: str | None = None
     left_at: float | None = None
@@ -77,15 +97,19 @@ class Attempt:
 
     def over(self) -> bool:
         """Whether the trainer and all it started are gone. What it left behind when it went is ended here."""
+        self.exits = self.trainer.exits()  # looked at before the journal, so that a last word is never overlooked
         self.view.read()
-        return self.trainer.exit_status() is not None and self.trainer.end(CHILDREN_GRACE_S)
+        return self.trainer.all_left() and self.trainer.end(CHILDREN_GRACE_S)
 
     def outcome(self, draining: bool, asked_to_stop: bool) -> Outcome:
         """What became of it."""
-        end = self.view.end
-        if end is not None and not stopped_unasked(end, self.ended_by, asked_to_stop or draining):
+        end, exits = self.view.end, self.trainer.exits()
+        fault = find_fault(self.segment, self.number, exits) if self.ended_by in (None, "rank_lost") else None
+        if end is not None and not (
+            stopped_unasked(end, self.ended_by, asked_to_stop or draining) or echoes(end, exits, fault)
+        ):
             return from_end(end, self.view.saved_iteration, draining)
-        return without_end(describe_exit(self.trainer.exit_status()), self.ended_by, self.why, draining)
+        return from_fault(fault) if fault is not None else without_end(exits, self.ended_by, self.why, draining)
 
 
 class Supervisor:
@@ -152,15 +176,19 @@ class Supervisor:
             return held_gpus(session, self.run_id)
 
     def _start(self, prepared: Prepared) -> Attempt:
-        segment, start = prepared.folder, prepared.start
+        segment, start, number = prepared.folder, prepared.start, prepared.attempt
         view = AttemptView(segment)
-        gpus = self._patiently(self._held_gpus)
+        devices = device_names(self._patiently(self._held_gpus), os.environ.get("CUDA_VISIBLE_DEVICES"))
+        size, port = num_ranks(start.spec), free_port()
         words = [*self.settings.trainer_words, str(segment.path), "--token", str(self.token)]
-        words += ["--attempt", str(prepared.attempt)]
-        environment = {"CUDA_VISIBLE_DEVICES": visible_devices(gpus)}
-        trainer = TrainerProcess(words, self.run_id, self.token, segment.log(prepared.attempt, 0), environment)
-        log.info("attempt %d: trainer %d in %s", prepared.attempt, trainer.pid, segment.path)
+        words += ["--attempt", str(number)]
+        ranks = [
+            RankStart(segment.log(number, rank), rank_environment(rank, size, port, devices)) for rank in range(size)
+        ]
+        trainer = TrainerProcesses(words, self.run_id, self.token, ranks)
+        log.info("attempt %d: trainer %s in %s", number, " ".join(map(str, trainer.pids)), segment.path)
         return Attempt(
+            number,
             segment,
             view,
             Delivery(self.sessions, self.run_id, start.segment, segment),
@@ -230,11 +258,13 @@ class Supervisor:
             if not {"pause", "stop"} & set(self._handed_over.values()):
                 send_command(attempt.segment, ControlCommand(f"drain-{self.token}", "stop", self.token))
         if attempt.ended_by is not None:
-            attempt.trainer.end(LOADING_GRACE_S if attempt.ended_by == "loading_stop" else TERM_GRACE_S)
+            attempt.trainer.end(TERM_GRACE_S[attempt.ended_by])
         elif attempt.view.end is not None:
             attempt.left_at = attempt.left_at or now
             if now - attempt.left_at > LEAVING_GRACE_S:
                 attempt.trainer.end(0)
+        elif any(exit.breaks_group for exit in attempt.exits) and not attempt.trainer.all_left():
+            attempt.end("rank_lost", f"the others cannot go on ({describe_exits(attempt.exits)})")
         elif (self._stop_until or self._drain_until) and not attempt.view.started:
             attempt.end("loading_stop", "it was loading when it was asked to stop")
         elif self._stop_until is not None and now > self._stop_until:
@@ -304,13 +334,6 @@ class Supervisor:
             except AWAY as error:
                 log.warning("waiting for the database: %s", str(error).splitlines()[0])
                 time.sleep(AWAY_PAUSE_S)
-
-
-def visible_devices(gpus: tuple[int, ...]) -> str:
-    """CUDA_VISIBLE_DEVICES for GPUs counted among those that the worker itself may see; none for a CPU run."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    names = visible.split(",") if visible else None
-    return ",".join(names[number] if names and number < len(names) else str(number) for number in gpus)
 
 
 def main() -> int:

@@ -3,7 +3,7 @@
     RUN/segment-0001/spec.json            the resolved spec, and the checkpoint that the segment starts from
     RUN/segment-0001/journal.jsonl        append-only, one event a line
     RUN/segment-0001/samples/             texts and token records of kept responses, one file an iteration
-    RUN/segment-0001/logs/                what each attempt's ranks printed
+    RUN/segment-0001/logs/                what each attempt's ranks printed, and the fault of one that failed alone
     RUN/segment-0001/control/             commands for one lease token
     RUN/segment-0001/checkpoints/         iter-000020/ and so on, each whole or absent
 
@@ -35,6 +35,8 @@ from ppo_core.rundir.journal import (
     encode_event,
     read_journal,
 )
+from ppo_core.rundir.rank_exits import RankExit, RankFault, describe_exits, end_of_log, find_fault, first_lost
+from ppo_core.rundir.ranks import device_names, free_port, num_ranks, rank_environment
 from ppo_core.rundir.restart import last_iteration, next_start, start_iteration
 from ppo_core.rundir.segments import SegmentDir, SegmentStart, create_segment, is_unused, segment_dir, segments
 
@@ -47,6 +49,8 @@ __all__ = [
     "EventType",
     "ExitCode",
     "JournalWriter",
+    "RankExit",
+    "RankFault",
     "SegmentDir",
     "SegmentStart",
     "all_events",
@@ -55,12 +59,20 @@ __all__ = [
     "checkpoints",
     "create_segment",
     "decode_event",
+    "describe_exits",
+    "device_names",
     "encode_event",
+    "end_of_log",
+    "find_fault",
+    "first_lost",
+    "free_port",
     "fsync_folder",
     "is_unused",
     "last_iteration",
     "new_checkpoint",
     "next_start",
+    "num_ranks",
+    "rank_environment",
     "read_commands",
     "read_journal",
     "read_manifest",

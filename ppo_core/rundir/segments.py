@@ -69,6 +69,10 @@ class SegmentDir:
     def log(self, attempt: int, rank: int) -> Path:
         return self.logs / f"attempt-{attempt:02d}-rank-{rank}.log"
 
+    def fault(self, attempt: int, rank: int) -> Path:
+        """What a rank that failed alone leaves: JSON with `code`, `message`, `hint`, `traceback` and `exit_code`."""
+        return self.logs / f"attempt-{attempt:02d}-rank-{rank}.fault.json"
+
     def checkpoint(self, iteration: int) -> Path:
         return self.checkpoints / f"iter-{iteration:06d}"
 

@@ -10,6 +10,10 @@ import pytest
 import transformers
 
 from ppo_core.model_shape import model_shape
+from ppo_core.models.adapters import add_adapters
+from ppo_core.models.loading import caps_attention_scores
+from ppo_core.spec.groups import LoRAConfig
+from tests.ppo_core.tiny_models import FAMILIES, tiny_model
 
 SIZES: dict[str, Any] = {
     "hidden_size": 48,
@@ -110,3 +114,31 @@ def test_parameters_of_published_models_are_right(name: str) -> None:
 )
 def test_an_unknown_or_broken_config_is_none_not_a_guess(config: dict[str, Any]) -> None:
     assert model_shape(config) is None
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_adapter_parameters_are_counted_exactly(family: str) -> None:
+    model = tiny_model(family)
+    add_adapters(model, LoRAConfig(rank=4), seed=1)
+    shape = model_shape(model.config.to_dict())
+    assert shape is not None
+    adapters = sum(each.numel() for name, each in model.named_parameters() if ".lora_" in name)
+    assert shape.adapter_parameters(4) == adapters
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_critics_body_has_no_matrix_for_logits(name: str) -> None:
+    config = CONFIGS[name]()
+    shape = model_shape(config.to_dict())
+    body = transformers.AutoModel.from_config(config)
+    assert shape is not None
+    counted, real = shape.body_parameters, sum(parameter.numel() for parameter in body.parameters())
+    bias_of_logits = shape.vocabulary if config.model_type == "phi" else 0
+    assert counted == real + bias_of_logits
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_soft_cap_on_attention_scores_is_seen(family: str) -> None:
+    shape = model_shape(tiny_model(family).config.to_dict())
+    assert shape is not None
+    assert shape.caps_scores == caps_attention_scores(tiny_model(family).config)

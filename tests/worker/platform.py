@@ -84,8 +84,9 @@ class Platform:
 
     # Runs
 
-    def submit(self, iterations: int = 10, *, priority: int = 0, gpus: int = 0, **knobs: Any) -> str:
-        return self.submit_spec({"iterations": iterations, "scripted": knobs}, priority=priority, gpus=gpus)
+    def submit(self, iterations: int = 10, *, ranks: int = 1, priority: int = 0, gpus: int = 0, **knobs: Any) -> str:
+        spec = {"iterations": iterations, "training": {"ranks": ranks}, "scripted": knobs}
+        return self.submit_spec(spec, priority=priority, gpus=gpus)
 
     def submit_spec(self, spec: dict[str, Any], *, priority: int = 0, gpus: int = 0) -> str:
         run_id = new_id("r")
@@ -146,8 +147,9 @@ class Platform:
             if run == run_id:
                 yield int(segment), int(attempt), int(iteration), int(pid), what
 
-    def trainer_pid(self, run_id: str) -> int:
-        return [pid for *_, pid, what in self.witnessed(run_id) if what == "start"][-1]
+    def trainer_pid(self, run_id: str, rank: int = 0) -> int:
+        start = f"start-{rank}" if rank else "start"
+        return [pid for *_, pid, what in self.witnessed(run_id) if what == start][-1]
 
     def segment(self, run_id: str, number: int = 1) -> SegmentDir:
         return segment_dir(self.data / "runs" / run_id, number)
@@ -193,12 +195,17 @@ class Platform:
         return pid
 
 
+def process_state(pid: int) -> str | None:
+    """The kernel's letter for it (R runs, S sleeps, T is stopped, Z is dead); None where there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except OSError:
+        return None
+
+
 def alive(pid: int) -> bool:
     """Whether a process is there and no zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
+    return process_state(pid) not in (None, "Z")
 
 
 def wait_until(check: Callable[[], bool], timeout_s: float = 10) -> None:

@@ -9,6 +9,12 @@ written as JSON in the environment variable PPO_SCRIPTED, and under `scripted` i
     end_at [iteration, code]                         fail_loading code    torn_at: dies in the middle of a line
     ignore_stop true: neither commands nor SIGTERM   children 3: one in a session of its own, one deaf to SIGTERM
 
+Of several ranks (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT) the first alone looks at commands and writes. All meet in
+every iteration (`scripted_ranks`); one whose connection breaks, or that waits longer than `meeting_s`, leaves with 1.
+
+    rank 0: whom die_at, freeze_at (SIGSTOP), fault_at (leaves its fault) and leave_at [iteration, code] are about
+    linger_s: how long the other ranks stay when the run has come to rest     stays true: nobody leaves a broken meeting
+
 PPO_WITNESS names a file to which it appends "run segment attempt token iteration pid what" lines, outside of all that
 the platform knows.
 """
@@ -25,6 +31,8 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+
+from scripted_ranks import RANK, SIZE, Meeting, follow, misbehave
 
 from ppo_core.rundir import (
     MANIFEST,
@@ -50,13 +58,16 @@ class ScriptedTrainer:
         self.attempt = attempt
         self.start = segment.read_start()
         spec = self.start.spec
-        defaults = {"iterations": spec.get("iterations", 10), "iteration_s": 0.05, "checkpoint_every": 5, "attempts": 1}
         self.knobs: dict[str, Any] = {
-            **defaults,
+            "iterations": spec.get("iterations", 10),
+            "iteration_s": 0.05,
+            "checkpoint_every": 5,
+            "attempts": 1,
+            "rank": 0,
+            "meeting_s": 3,
             **json.loads(os.environ.get("PPO_SCRIPTED", "{}")),
             **spec.get("scripted", {}),
         }
-        self.journal = JournalWriter(segment.journal)
         self.terminated = False
         self.answered: set[str] = set()
         signal.signal(signal.SIGTERM, self._on_sigterm)
@@ -68,7 +79,7 @@ class ScriptedTrainer:
         return self.knobs.get(name)
 
     def mischief(self, name: str, iteration: int) -> bool:
-        return bool(self.knob(name) == iteration and self.attempt <= self.knobs["attempts"])
+        return bool(self.knob(name) == iteration and self.attempt <= self.knobs["attempts"] and self.knob("rank") == 0)
 
     def witness(self, iteration: int, what: str) -> None:
         path = os.environ.get("PPO_WITNESS")
@@ -78,7 +89,22 @@ class ScriptedTrainer:
                 file.write(" ".join(map(str, words)) + "\n")
 
     def run(self) -> int:
+        self.witness(0, f"port-{os.environ.get('MASTER_PORT')}")
+        if RANK:
+            self.witness(0, f"start-{RANK}")
+            return follow(Meeting(self.knobs["meeting_s"]), self.segment, self.attempt, self.knobs)
         self.witness(0, "start")
+        self.journal = JournalWriter(self.segment.journal)
+        self.meeting = Meeting(self.knobs["meeting_s"]) if SIZE > 1 else None
+        code = self.train()
+        self.tell(f"leave {code}")
+        return code
+
+    def tell(self, word: str) -> None:
+        if self.meeting is not None:
+            self.meeting.tell(word)
+
+    def train(self) -> int:
         self.journal.append("phase", 0, {"phase": "loading", "deadline_s": 60.0})
         for number in range(self.knob("children") or 0):
             deaf = ["deaf"] if number == 1 else []
@@ -122,9 +148,11 @@ class ScriptedTrainer:
 
     def one_iteration(self, iteration: int) -> int | None:
         self.journal.append("phase", iteration, {"phase": "rollout", "deadline_s": self.knob("phase_s") or 60.0})
+        self.tell(f"iteration {iteration}")
         if self.mischief("die_at", iteration):
             self.witness(iteration, "die")
-            os.kill(os.getpid(), signal.SIGKILL)
+        if self.attempt <= self.knobs["attempts"] and self.knob("rank") == 0:
+            misbehave(iteration, self.segment, self.attempt, self.knobs)
         if self.mischief("torn_at", iteration):
             with self.segment.journal.open("a", encoding="ascii") as file:
                 file.write('{"seq":99,"type":"metrics","iter')
@@ -219,7 +247,15 @@ def main() -> None:
     parser.add_argument("--attempt", type=int, required=True)
     arguments = parser.parse_args()
     print(f"scripted attempt {arguments.attempt} with token {arguments.token}", flush=True)
-    os._exit(ScriptedTrainer(SegmentDir(arguments.segment), arguments.token, arguments.attempt).run())
+    trainer = ScriptedTrainer(SegmentDir(arguments.segment), arguments.token, arguments.attempt)
+    try:
+        code = trainer.run()
+    except OSError as error:
+        print(f"rank {RANK}: the meeting broke: {error!r}", flush=True)
+        while trainer.knob("stays"):
+            time.sleep(60)
+        code = 1
+    os._exit(code)
 
 
 if __name__ == "__main__":

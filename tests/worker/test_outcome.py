@@ -1,17 +1,19 @@
 """What ends mean, as pure decisions, and how they are written."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from sqlalchemy.orm import Session
 
+from ppo_core.rundir import RankExit, RankFault
 from store import workers
 from store.commands import request_command
 from store.ids import new_id
 from store.models import Run
 from store.queue import claim
 from store.runs import LeaseLost, create_run, transition
-from worker.outcome import EndedBy, Outcome, from_end, stopped_unasked, without_end, write_outcome
+from worker.outcome import EndedBy, Outcome, echoes, from_end, stopped_unasked, without_end, write_outcome
 
 ERROR = {"code": "reward", "message": "too few scores", "hint": "run it by hand", "traceback": ""}
 
@@ -41,9 +43,41 @@ def test_stop_of_a_draining_worker_requeues() -> None:
 
 
 def test_no_last_word_is_a_loss_that_names_the_signal() -> None:
-    outcome = without_end("signal 9", None, None, draining=False)
+    outcome = without_end([RankExit(0, -9)], None, None, draining=False)
     assert (outcome.kind, outcome.detail) == ("lost", "trainer ended without a word (signal 9)")
     assert "out of memory" in str(outcome.hint)
+
+
+def test_no_last_word_of_several_ranks_names_the_rank_and_its_log() -> None:
+    killed = without_end([RankExit(0, 1), RankExit(1, -9)], "rank_lost", "", draining=False)
+    assert (killed.kind, killed.detail) == (
+        "lost",
+        "trainer ended without a word (rank 1: signal 9; rank 0: exit code 1)",
+    )
+    assert "out of memory" in str(killed.hint)
+    left = without_end([RankExit(0, -9, ended=True), RankExit(1, 3)], "rank_lost", "", draining=False)
+    assert left.hint == "Look at the end of the log of the attempt's rank 1."
+
+
+@pytest.mark.parametrize(
+    ("code", "others", "fault", "echo"),
+    [
+        (70, [RankExit(1, -9)], None, True),
+        (70, [RankExit(1, -9, ended=True)], None, False),
+        (70, [RankExit(1, -6)], None, False),
+        (70, [RankExit(1, 65)], RankFault(1, "data", "m", None, Path("log")), True),
+        (65, [RankExit(1, -9)], None, False),
+        (0, [RankExit(1, -9)], None, False),
+    ],
+)
+def test_a_fault_of_rank_0_is_an_echo_where_another_was_killed_or_failed_by_itself(
+    code: int, others: list[RankExit], fault: RankFault | None, echo: bool
+) -> None:
+    assert echoes({"code": code}, [RankExit(0, code), *others], fault) is echo
+
+
+def test_a_single_ranks_fault_is_no_echo_even_if_it_was_killed_while_leaving() -> None:
+    assert not echoes({"code": 70}, [RankExit(0, -9)], None)
 
 
 @pytest.fixture
@@ -103,6 +137,8 @@ def test_outcome_of_an_old_attempt_does_not_count(session: Session, running: Run
     ("code", "ended_by", "asked", "unasked"),
     [
         (11, "stalled", False, True),
+        (11, "rank_lost", False, True),
+        (11, "rank_lost", True, False),
         (11, "stalled", True, False),
         (11, None, False, False),
         (11, "deadline", True, False),

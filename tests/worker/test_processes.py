@@ -1,6 +1,7 @@
 """Marked processes are found wherever they went, and end."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -9,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from ppo_core.rundir import JournalWriter, SegmentDir, SegmentStart, create_segment
-from tests.worker.platform import alive, wait_until
+from ppo_core.rundir import JournalWriter, RankExit, SegmentDir, SegmentStart, create_segment
+from tests.worker.platform import alive, process_state, wait_until
 from worker.attempt_view import AttemptView, last_word
 from worker.processes import carries, kill_marked, marked_processes, marks
-from worker.trainer_process import TrainerProcess, describe_exit
+from worker.trainer_process import RankStart, TrainerProcesses
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
 
@@ -41,30 +42,59 @@ def test_killing_proves_that_nothing_is_left(sleeper: subprocess.Popen[bytes]) -
     assert not alive(sleeper.pid)
 
 
-def test_trainer_dies_with_its_supervisor(tmp_path: Path) -> None:
+def test_every_rank_dies_with_its_supervisor(tmp_path: Path) -> None:
     program = (
-        "import sys, time; from pathlib import Path; from worker.trainer_process import TrainerProcess\n"
-        f"trainer = TrainerProcess({SLEEP!r}, 'r-test-parent', 1, Path({str(tmp_path / 'log')!r}), {{}})\n"
-        "print(trainer.pid, flush=True); time.sleep(60)"
+        "import time; from pathlib import Path; from worker.trainer_process import RankStart, TrainerProcesses\n"
+        f"ranks = [RankStart(Path({str(tmp_path)!r}, str(rank)), {{}}) for rank in range(3)]\n"
+        f"print(*TrainerProcesses({SLEEP!r}, 'r-test-parent', 1, ranks).pids, flush=True); time.sleep(60)"
     )
     supervisor = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
     assert supervisor.stdout is not None
-    trainer = int(supervisor.stdout.readline())
-    assert alive(trainer)
+    ranks = [int(pid) for pid in supervisor.stdout.readline().split()]
+    assert [alive(pid) for pid in ranks] == [True] * 3
     supervisor.kill()
     supervisor.communicate()
-    wait_until(lambda: not alive(trainer), 2)
+    wait_until(lambda: not any(alive(pid) for pid in ranks), 2)
 
 
-def test_deaf_trainer_is_killed_after_the_grace(tmp_path: Path) -> None:
+def starts(folder: Path, size: int) -> list[RankStart]:
+    return [RankStart(folder / f"log-{rank}", {"RANK": str(rank)}) for rank in range(size)]
+
+
+def test_deaf_ranks_are_killed_after_the_grace(tmp_path: Path) -> None:
     deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(60)"
-    trainer = TrainerProcess([sys.executable, "-c", deaf], "r-test-deaf", 1, tmp_path / "log", {})
-    wait_until(lambda: (tmp_path / "log").stat().st_size > 0)
+    trainer = TrainerProcesses([sys.executable, "-c", deaf], "r-test-deaf", 1, starts(tmp_path, 2))
+    wait_until(lambda: all((tmp_path / f"log-{rank}").stat().st_size > 0 for rank in range(2)))
     began = time.monotonic()
     assert not trainer.end(0.3)
     wait_until(lambda: trainer.end(0.3))
     assert 0.3 <= time.monotonic() - began < 5
-    assert describe_exit(trainer.exit_status()) == "signal 9"
+    assert trainer.exits() == [RankExit(0, -9, ended=True), RankExit(1, -9, ended=True)]
+
+
+def test_ranks_share_a_group_and_a_stopped_one_is_ended_and_told_apart(tmp_path: Path) -> None:
+    """Rank 0 has gone before the end: its number still names the group."""
+    program = "import os, time; print(flush=True); os.environ['RANK'] == '0' or time.sleep(60)"
+    trainer = TrainerProcesses([sys.executable, "-c", program], "r-test-group", 1, starts(tmp_path, 3))
+    wait_until(lambda: trainer.exits()[0].status == 0)
+    wait_until(lambda: all((tmp_path / f"log-{rank}").stat().st_size > 0 for rank in range(3)))
+    assert {os.getpgid(pid) for pid in trainer.pids[1:]} == {trainer.pids[0]}
+    os.kill(trainer.pids[1], signal.SIGSTOP)
+    wait_until(lambda: process_state(trainer.pids[1]) == "T")
+    assert not trainer.all_left()
+    wait_until(lambda: trainer.end(0.5))
+    assert trainer.exits() == [
+        RankExit(0, 0),
+        RankExit(1, -9, ended=True, stopped=True),
+        RankExit(2, -15, ended=True),
+    ]
+
+
+def test_a_rank_that_cannot_be_started_takes_the_others_along(tmp_path: Path) -> None:
+    ranks = [*starts(tmp_path, 2), RankStart(tmp_path / "no folder" / "log", {})]
+    with pytest.raises(FileNotFoundError):
+        TrainerProcesses(SLEEP, "r-test-half", 1, ranks)
+    assert marked_processes("r-test-half", 1) == []
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ from pydantic import ValidationError
 
 from worker.data_folder import DataFolderError, prove_writable, token_file
 from worker.settings import WorkerSettings, read_settings
-from worker.supervise import visible_devices
 
 
 def test_missing_settings_are_all_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,13 +37,6 @@ def test_token_is_left_in_the_data_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DataFolderError, match="cannot be written"):
         prove_writable(tmp_path / "file", "w")
-
-
-def test_gpus_are_counted_among_those_the_worker_may_see(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert (visible_devices(()), visible_devices((0, 2))) == ("", "0,2")
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,GPU-ab,6")
-    assert visible_devices((1, 2)) == "GPU-ab,6"
 
 
 @pytest.mark.parametrize("module", ["worker.app", "worker.loop", "worker.supervise", "worker.reconcile"])
