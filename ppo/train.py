@@ -7,11 +7,8 @@ stop command, and prunes checkpoints.
 from __future__ import annotations
 
 import contextlib
-import os
 import re
-import shlex
 import signal
-import subprocess
 import sys
 import time
 from collections import deque
@@ -23,9 +20,9 @@ from typing import Any, Self
 
 from rich.console import Console
 
-from ppo import exits
-from ppo.exits import Exit
+from ppo.exits import Exit, of_trainer
 from ppo.pruning import Pruner
+from ppo.ranks import LEAVING_GRACE_S, LOST_GRACE_S, Ranks
 from ppo.run_view import view_for
 from ppo.spec_file import read_spec_file
 from ppo_core.errors import RunDirectoryError
@@ -33,11 +30,17 @@ from ppo_core.rundir import (
     ControlCommand,
     Event,
     ExitCode,
+    RankExit,
     SegmentDir,
     SegmentStart,
     all_events,
     create_segment,
+    describe_exits,
+    echoes_a_rank,
     encode_event,
+    end_of_log,
+    find_fault,
+    first_lost,
     is_unused,
     next_start,
     read_journal,
@@ -47,9 +50,7 @@ from ppo_core.rundir import (
 from ppo_core.spec import Fault, RunSpec, SpecFaults, check_files, parse_spec
 from ppo_core.spec.advice import warnings_of
 
-LAUNCHER = Path(__file__).with_name("launch.py")
 LOOK_EVERY_S = 0.1
-LOG_TAIL_LINES = 15
 
 
 @dataclass(frozen=True)
@@ -102,22 +103,26 @@ def train(attempt: Attempt, console: Console, as_json: bool) -> Exit:
     pruner = Pruner(attempt.run_dir, attempt.spec.checkpoints)
     offset = _end_of_journal(attempt.segment)
     if not as_json:
+        others = ", those of the other ranks beside it" if attempt.spec.training.ranks > 1 else ""
         console.print(
-            f"run directory {attempt.run_dir}, log {attempt.log}", markup=False, highlight=False, soft_wrap=True
+            f"run directory {attempt.run_dir}, log {attempt.log}{others}", markup=False, highlight=False, soft_wrap=True
         )
         for warning in warnings_of(attempt.spec):
             console.print(f"warning: {warning}", markup=False, highlight=False, soft_wrap=True)
     end: Event | None = None
+    rank_lost = False
     with contextlib.ExitStack() as stack:
-        process = _start_trainer(attempt)
+        ranks = Ranks(
+            attempt.segment, attempt.number, size=attempt.spec.training.ranks, num_gpus=attempt.spec.resources.gpus
+        )
         if not as_json:
             stack.enter_context(view)
-        signals = stack.enter_context(_Signals(attempt, process, say))
+        signals = stack.enter_context(_Signals(attempt, ranks, say))
         over = False
         while not over:
-            over = process.poll() is not None  # looked at before the journal, so that its last lines are read
+            exits = ranks.exits()  # looked at before the journal, so that its last lines are read
             events, offset = read_journal(attempt.segment.journal, offset)
-            over = over and not events
+            over = not events and all(exit.status is not None for exit in exits)
             for event in events:
                 if as_json:
                     sys.stdout.write(encode_event(event))
@@ -129,42 +134,34 @@ def train(attempt: Attempt, console: Console, as_json: bool) -> Exit:
                         say(f"damaged checkpoint: {damaged}")
                 elif event.type == "end":
                     end = event
-            if not events:
+            if not events and not over:
+                if end is not None:
+                    ranks.end_after(LEAVING_GRACE_S)
+                elif any(exit.breaks_group for exit in exits):
+                    rank_lost = True
+                    ranks.end_after(LOST_GRACE_S, signal.SIGTERM)
                 time.sleep(LOOK_EVERY_S)
+        ranks.kill()  # what they may have started and left
+    if rank_lost and not signals.asked and end is not None and end.payload["code"] == ExitCode.STOPPED:
+        end = None  # Rank 0 obeyed the signal that ended it; nobody had asked for a stop.
     if end is None and signals.killed:
         _say(console, as_json, "killed; go on from the last checkpoint with --resume")
         return Exit.STOPPED
-    return _outcome(attempt, end, process.returncode, console, as_json)
+    return _outcome(attempt, end, exits, console, as_json)
 
 
 def _to_stderr(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def _start_trainer(attempt: Attempt) -> subprocess.Popen[bytes]:
-    # The same setting as the worker's: tests put a scripted trainer in its place.
-    command = shlex.split(os.environ.get("PPO_TRAINER_COMMAND", "")) or [sys.executable, "-m", "ppo_core.main"]
-    number = str(attempt.number)
-    attempt.segment.logs.mkdir(parents=True, exist_ok=True)
-    with attempt.log.open("ab") as log:
-        return subprocess.Popen(
-            # A session of its own keeps the terminal's Ctrl-C from it; if this process dies, it is told to stop.
-            [
-                sys.executable, "-I", "-S", str(LAUNCHER), "SIGTERM",
-                *command, str(attempt.segment.path), "--token", number, "--attempt", number,
-            ],
-            stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-        )  # fmt: skip
-
-
 class _Signals:
     """While in here, a signal asks the trainer to stop and a second one kills it."""
 
-    def __init__(self, attempt: Attempt, process: subprocess.Popen[bytes], say: Callable[[str], None]) -> None:
+    def __init__(self, attempt: Attempt, ranks: Ranks, say: Callable[[str], None]) -> None:
         self._attempt = attempt
-        self._process = process
+        self._ranks = ranks
         self._say = say
-        self._asked = False
+        self.asked = False
         self.killed = False
 
     def __enter__(self) -> Self:
@@ -176,38 +173,34 @@ class _Signals:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is not None:
-            self._kill()
-            self._process.wait()
+            self._ranks.kill()
+            self._ranks.wait()
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
-        if self._asked:
-            self._kill()
+        if self.asked:
+            self.killed = self._ranks.kill() or self.killed
             return
-        self._asked = True
+        self.asked = True
         # The command is for this attempt's token alone, so that it cannot stop the next one.
         number = self._attempt.number
         send_command(self._attempt.segment, ControlCommand(f"signal-{number}", "stop", number))
         self._say("stopping with a checkpoint; press Ctrl-C again to end at once without one")
 
-    def _kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-            self.killed = True
 
-
-def _outcome(attempt: Attempt, end: Event | None, returncode: int, console: Console, as_json: bool) -> Exit:
-    if end is None:
-        _say(console, as_json, _without_end(attempt, returncode))
+def _outcome(attempt: Attempt, end: Event | None, exits: list[RankExit], console: Console, as_json: bool) -> Exit:
+    fault = find_fault(attempt.segment, attempt.number, exits)
+    if end is None or echoes_a_rank(end.payload, exits, fault):
+        if fault is None:
+            _say(console, as_json, _without_end(attempt, exits))
+        else:
+            _say_failed(console, as_json, fault.code, fault.message, fault.hint, fault.log)
         return Exit.FAILED
     code = int(end.payload["code"])
     error = end.payload.get("error")
     if error:
-        _say(console, as_json, f"failed: {error['code']}: {error['message']}")
-        if error.get("hint"):
-            _say(console, as_json, f"  {error['hint']}")
-        _say(console, as_json, f"  log: {attempt.log}")
+        _say_failed(console, as_json, error["code"], error["message"], error.get("hint"), attempt.log)
     elif code == ExitCode.DONE:
         _say(console, as_json, f"succeeded: {end.iteration} iterations; checkpoints in {attempt.segment.checkpoints}")
     else:
@@ -217,7 +210,7 @@ def _outcome(attempt: Attempt, end: Event | None, returncode: int, console: Cons
             f"{end.payload['reason']} after iteration {end.iteration}; to go on, repeat the command with "
             f"--resume --run-dir {attempt.run_dir}",
         )
-    return exits.of_trainer(code)
+    return of_trainer(code)
 
 
 def _say(console: Console, as_json: bool, text: str) -> None:
@@ -227,12 +220,16 @@ def _say(console: Console, as_json: bool, text: str) -> None:
         console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-def _without_end(attempt: Attempt, returncode: int) -> str:
-    how = f"ended by {signal.Signals(-returncode).name}" if returncode < 0 else f"exit code {returncode}"
-    with contextlib.suppress(OSError):
-        tail = attempt.log.read_text(encoding="utf-8", errors="replace").splitlines()[-LOG_TAIL_LINES:]
-        return "\n".join([f"the trainer ended without a word ({how}); end of {attempt.log}:", *tail])
-    return f"the trainer ended without a word ({how})"
+def _say_failed(console: Console, as_json: bool, code: str, message: str, hint: str | None, log: Path) -> None:
+    _say(console, as_json, f"failed: {code}: {message}")
+    if hint:
+        _say(console, as_json, f"  {hint}")
+    _say(console, as_json, f"  log: {log}")
+
+
+def _without_end(attempt: Attempt, exits: list[RankExit]) -> str:
+    log = attempt.segment.log(attempt.number, first_lost(exits))
+    return f"the trainer ended without a word ({describe_exits(exits)}); end of {log}:\n{end_of_log(log)}"
 
 
 def _end_of_journal(segment: SegmentDir) -> int:

@@ -37,12 +37,6 @@ def stopped_unasked(end: dict[str, Any], ended_by: EndedBy | None, asked: bool) 
     return end.get("code") == ExitCode.STOPPED and ended_by in ("stalled", "rank_lost") and not asked
 
 
-def echoes(end: dict[str, Any], exits: Sequence[RankExit], fault: RankFault | None) -> bool:
-    """Whether a trainer's last word tells of a fault that is only what another rank's end looked like to rank 0."""
-    others_killed = any(exit.killed for exit in exits if exit.rank)
-    return end.get("code") == ExitCode.FAULT and (fault is not None or others_killed)
-
-
 def from_end(end: dict[str, Any], saved_iteration: int | None, draining: bool) -> Outcome:
     """What the trainer's own last word means."""
     reason = str(end.get("reason") or "")

@@ -31,6 +31,7 @@ from ppo_core.rundir import (
     SegmentDir,
     describe_exits,
     device_names,
+    echoes_a_rank,
     find_fault,
     free_port,
     num_ranks,
@@ -45,7 +46,7 @@ from store.runs import LeaseLost, RunNotFound, locked_run, transition
 from store.session import AWAY, make_engine, session_factory
 from worker.attempt_view import AttemptView
 from worker.delivery import Delivery
-from worker.outcome import EndedBy, Outcome, echoes, from_end, from_fault, stopped_unasked, without_end, write_outcome
+from worker.outcome import EndedBy, Outcome, from_end, from_fault, stopped_unasked, without_end, write_outcome
 from worker.processes import kill_marked
 from worker.prune import Pruner, rules_of
 from worker.segment_start import Prepared, prepare
@@ -106,7 +107,7 @@ class Attempt:
         end, exits = self.view.end, self.trainer.exits()
         fault = find_fault(self.segment, self.number, exits) if self.ended_by in (None, "rank_lost") else None
         if end is not None and not (
-            stopped_unasked(end, self.ended_by, asked_to_stop or draining) or echoes(end, exits, fault)
+            stopped_unasked(end, self.ended_by, asked_to_stop or draining) or echoes_a_rank(end, exits, fault)
         ):
             return from_end(end, self.view.saved_iteration, draining)
         return from_fault(fault) if fault is not None else without_end(exits, self.ended_by, self.why, draining)

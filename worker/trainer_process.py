@@ -1,5 +1,4 @@
-"""The trainer of one attempt, a process for each rank: started so that none outlives the supervisor, ended politely
-and then not."""
+"""The trainer of one attempt, a process a rank: none can outlive its supervisor; ended politely, and then not."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ppo_core.rundir import RankExit
+from ppo_core.rundir import RankExit, stands_stopped
 from worker.processes import die_with_parent, kill_marked, marked_processes, marks, signal_marked
 
 # Addresses with passwords are the platform's, not the trainer's.
@@ -84,7 +83,9 @@ class TrainerProcesses:
         now = time.monotonic()
         if self._terminated_at is None:
             self._terminated_at = now
-            self._ended = {exit.rank: _is_stopped(self.pids[exit.rank]) for exit in self.exits() if exit.status is None}
+            self._ended = {
+                exit.rank: stands_stopped(self.pids[exit.rank]) for exit in self.exits() if exit.status is None
+            }
             self._signal_group(signal.SIGTERM)
             if self.all_left():
                 signal_marked(self._run_id, self._token, signal.SIGTERM)
@@ -96,11 +97,3 @@ class TrainerProcesses:
     def _signal_group(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._processes[0].pid, number)
-
-
-def _is_stopped(pid: int) -> bool:
-    """Whether a process stands still by SIGSTOP or a debugger."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rsplit(")", 1)[1].split()[0] in ("T", "t")
-    except OSError:
-        return False

@@ -35,7 +35,16 @@ from ppo_core.rundir.journal import (
     encode_event,
     read_journal,
 )
-from ppo_core.rundir.rank_exits import RankExit, RankFault, describe_exits, end_of_log, find_fault, first_lost
+from ppo_core.rundir.rank_exits import (
+    RankExit,
+    RankFault,
+    describe_exits,
+    echoes_a_rank,
+    end_of_log,
+    find_fault,
+    first_lost,
+    stands_stopped,
+)
 from ppo_core.rundir.ranks import device_names, free_port, num_ranks, rank_environment
 from ppo_core.rundir.restart import last_iteration, next_start, start_iteration
 from ppo_core.rundir.segments import SegmentDir, SegmentStart, create_segment, is_unused, segment_dir, segments
@@ -61,6 +70,7 @@ __all__ = [
     "decode_event",
     "describe_exits",
     "device_names",
+    "echoes_a_rank",
     "encode_event",
     "end_of_log",
     "find_fault",
@@ -81,6 +91,7 @@ __all__ = [
     "segment_dir",
     "segments",
     "send_command",
+    "stands_stopped",
     "start_iteration",
     "verify_checkpoint",
     "write_atomically",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,6 +67,15 @@ class RankFault:
     log: Path
 
 
+def stands_stopped(pid: int) -> bool:
+    """Whether a process stands still by SIGSTOP or a debugger, so that others wait for it in vain."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rsplit(")", 1)[1].split()[0]
+    except OSError:
+        return False
+    return state in ("T", "t")
+
+
 def describe_exits(exits: Sequence[RankExit]) -> str:
     """ "signal 9" of a single rank; of several "rank 1: signal 9; ranks 0, 2: exit code 1", the likely cause first."""
     if len(exits) == 1:
@@ -105,6 +114,17 @@ def find_fault(segment: SegmentDir, attempt: int, exits: Sequence[RankExit]) -> 
             message = f"rank {exit.rank}: {_how(code)}; the end of its log:\n{end_of_log(log)}"
             return RankFault(exit.rank, _FAULTS[code], message, f"Look at rank {exit.rank}'s log.", log)
     return None
+
+
+def echoes_a_rank(end: Mapping[str, Any], exits: Sequence[RankExit], fault: RankFault | None) -> bool:
+    """Whether the fault of a journal's `end` is only what another rank's end looked like to rank 0.
+
+    Args:
+        end: the payload of the `end` event.
+        exits, fault: how the ranks left, and what `find_fault` says of them.
+    """
+    others_killed = any(exit.killed for exit in exits if exit.rank)
+    return end.get("code") == ExitCode.FAULT and (fault is not None or others_killed)
 
 
 def end_of_log(log: Path) -> str:

@@ -1,19 +1,18 @@
 """What ends mean, as pure decisions, and how they are written."""
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from sqlalchemy.orm import Session
 
-from ppo_core.rundir import RankExit, RankFault
+from ppo_core.rundir import RankExit
 from store import workers
 from store.commands import request_command
 from store.ids import new_id
 from store.models import Run
 from store.queue import claim
 from store.runs import LeaseLost, create_run, transition
-from worker.outcome import EndedBy, Outcome, echoes, from_end, stopped_unasked, without_end, write_outcome
+from worker.outcome import EndedBy, Outcome, from_end, stopped_unasked, without_end, write_outcome
 
 ERROR = {"code": "reward", "message": "too few scores", "hint": "run it by hand", "traceback": ""}
 
@@ -57,27 +56,6 @@ def test_no_last_word_of_several_ranks_names_the_rank_and_its_log() -> None:
     assert "out of memory" in str(killed.hint)
     left = without_end([RankExit(0, -9, ended=True), RankExit(1, 3)], "rank_lost", "", draining=False)
     assert left.hint == "Look at the end of the log of the attempt's rank 1."
-
-
-@pytest.mark.parametrize(
-    ("code", "others", "fault", "echo"),
-    [
-        (70, [RankExit(1, -9)], None, True),
-        (70, [RankExit(1, -9, ended=True)], None, False),
-        (70, [RankExit(1, -6)], None, False),
-        (70, [RankExit(1, 65)], RankFault(1, "data", "m", None, Path("log")), True),
-        (65, [RankExit(1, -9)], None, False),
-        (0, [RankExit(1, -9)], None, False),
-    ],
-)
-def test_a_fault_of_rank_0_is_an_echo_where_another_was_killed_or_failed_by_itself(
-    code: int, others: list[RankExit], fault: RankFault | None, echo: bool
-) -> None:
-    assert echoes({"code": code}, [RankExit(0, code), *others], fault) is echo
-
-
-def test_a_single_ranks_fault_is_no_echo_even_if_it_was_killed_while_leaving() -> None:
-    assert not echoes({"code": 70}, [RankExit(0, -9)], None)
 
 
 @pytest.fixture

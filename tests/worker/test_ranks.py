@@ -104,7 +104,7 @@ def test_a_killed_rank_is_named_and_the_run_goes_on_from_its_checkpoint(worker: 
 
 def test_ranks_that_do_not_notice_that_another_was_killed_are_ended(worker: Platform) -> None:
     """They wait for it and obey no SIGTERM, as in a collective whose timeout is long."""
-    run_id, pids = _running(worker, 3, iterations=40, stays=True)
+    run_id, pids = _running(worker, 3, iterations=40, stays=True, ignore_stop=True)
     os.kill(pids[2], signal.SIGKILL)
     wait_until(lambda: not any(alive(pid) for pid in pids), 10)
     assert "rank 2: signal 9; ranks 0, 1: signal 9, ended with the others" in _lost(worker, run_id)

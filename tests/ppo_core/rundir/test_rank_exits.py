@@ -16,6 +16,7 @@ from ppo_core.rundir import (
     SegmentStart,
     create_segment,
     describe_exits,
+    echoes_a_rank,
     end_of_log,
     find_fault,
     first_lost,
@@ -121,6 +122,27 @@ def test_a_fault_that_is_only_a_lost_connection_is_none(segment: SegmentDir) -> 
 )
 def test_exits_that_are_no_fault_of_a_ranks_own(segment: SegmentDir, left: list[RankExit]) -> None:
     assert find_fault(segment, 1, left) is None
+
+
+@pytest.mark.parametrize(
+    ("code", "others", "fault", "echo"),
+    [
+        (70, [RankExit(1, -9)], None, True),
+        (70, [RankExit(1, -9, ended=True)], None, False),
+        (70, [RankExit(1, -6)], None, False),
+        (70, [RankExit(1, 65)], RankFault(1, "data", "m", None, Path("log")), True),
+        (65, [RankExit(1, -9)], None, False),
+        (0, [RankExit(1, -9)], None, False),
+    ],
+)
+def test_a_fault_of_rank_0_is_an_echo_where_another_was_killed_or_failed_by_itself(
+    code: int, others: list[RankExit], fault: RankFault | None, echo: bool
+) -> None:
+    assert echoes_a_rank({"code": code}, [RankExit(0, code), *others], fault) is echo
+
+
+def test_a_single_ranks_fault_is_no_echo_even_if_it_was_killed_while_leaving() -> None:
+    assert not echoes_a_rank({"code": 70}, [RankExit(0, -9)], None)
 
 
 def test_the_end_of_a_log_is_its_last_lines_however_long_it_is(tmp_path: Path) -> None:
