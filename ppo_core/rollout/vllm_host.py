@@ -93,7 +93,7 @@ class EngineHost:
         outputs = self._run(
             [(ids[:-1], _params(temperature, 1, 0, logprob_token_ids=[ids[-1]], logprobs=None)) for ids in rows]
         )
-        return [output.outputs[0].logprobs[0][ids[-1]].logprob for output, ids in zip(outputs, rows, strict=True)]
+        return [_last_logprob(output, ids[-1]) for output, ids in zip(outputs, rows, strict=True)]
 
     def sync(
         self, path: str, index: list[dict[str, Any]], version: str, probe: list[list[int]], fully: bool
@@ -162,7 +162,7 @@ class EngineHost:
         params = _params(1.0, 1, 0, logprob_token_ids=[row[-1]], logprobs=None)
         (cached,) = self._run([(row[:-1], params)])
         (whole,) = self._prompt_logprobs([row])
-        gap = abs(cached.outputs[0].logprobs[0][row[-1]].logprob - whole[-1])
+        gap = abs(_last_logprob(cached, row[-1]) - whole[-1])
         return {"num_cached": cached.num_cached_tokens or 0, "canary_gap": gap}
 
     def _prompt_logprobs(self, rows: list[list[int]]) -> list[list[float]]:
@@ -242,6 +242,9 @@ class EngineHost:
         found: dict[str, Any] = {}
         while len(found) < len(names):
             found |= {output.request_id: output for output in self._engine.step() if output.finished}
+        for name, (prompt, _) in zip(names, requests, strict=True):
+            if list(found[name].prompt_token_ids) != prompt:
+                raise Refused(f"vLLM answered prompt {found[name].prompt_token_ids[:8]} where {prompt[:8]} was asked")
         return [found[name] for name in names]
 
     def _add(self, prompt: list[int], params: Any) -> str:
@@ -288,6 +291,17 @@ def _params(
             **more,
         }
     )
+
+
+def _last_logprob(output: Any, token: int) -> float:
+    """What an output says of the one token that it was asked about."""
+    said = output.outputs[0].logprobs[0]
+    if token not in said:
+        raise Refused(
+            f"vLLM was asked about id {token} and told of {list(said)}: its responses are not those of their rows"
+        )
+    logprob: float = said[token].logprob
+    return logprob
 
 
 def folded_seed(seed: int) -> int:
