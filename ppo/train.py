@@ -195,7 +195,7 @@ def _outcome(attempt: Attempt, end: Event | None, exits: list[RankExit], console
         if fault is None:
             _say(console, as_json, _without_end(attempt, exits))
         else:
-            _say_failed(console, as_json, fault.code, fault.message, fault.hint, fault.log)
+            _say_failed(console, as_json, fault.code, str(fault), fault.hint, fault.log)
         return Exit.FAILED
     code = int(end.payload["code"])
     error = end.payload.get("error")

@@ -65,7 +65,7 @@ def from_end(end: dict[str, Any], saved_iteration: int | None, draining: bool) -
 
 def from_fault(fault: RankFault) -> Outcome:
     """What it means that a rank failed by itself, so that rank 0 could not go on and left no last word."""
-    return Outcome("failed", fault.code, fault.message, fault.hint)
+    return Outcome("failed", fault.code, str(fault), fault.hint)
 
 
 def without_end(exits: Sequence[RankExit], ended_by: EndedBy | None, why: str | None, draining: bool) -> Outcome:

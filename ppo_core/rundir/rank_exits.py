@@ -1,7 +1,7 @@
 """How the ranks of an attempt ended, for whoever started them: in words, and the fault that one of them left alone.
 
-Rank 0 writes the journal. A rank that fails while the others are well has no part in it: it leaves its fault beside its
-log, and the others leave since they cannot go on without it.
+Rank 0 writes the journal. Another one that fails leaves its fault beside its log. While the others are well they cannot
+go on without it and leave, rank 0 without a word.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from typing import Any
 from ppo_core.rundir.journal import ExitCode
 from ppo_core.rundir.segments import SegmentDir
 
+# The code of a fault that the trainer has no name for.
+UNNAMED = "unexpected"
 # Ends that a new attempt would only repeat.
 _FAULTS = {ExitCode.BAD_SPEC: "spec", ExitCode.DATA_OR_REWARD: "data", ExitCode.FAULT: "trainer_fault"}
 _AT_REST = frozenset(
@@ -58,13 +60,16 @@ class RankExit:
 
 @dataclass(frozen=True)
 class RankFault:
-    """What one rank failed of while the others were well; `log` is what it printed."""
+    """What one rank failed of by itself; `log` is where it printed."""
 
     rank: int
     code: str
     message: str
     hint: str | None
     log: Path
+
+    def __str__(self) -> str:
+        return f"rank {self.rank}: {self.message}"
 
 
 def stands_stopped(pid: int) -> bool:
@@ -111,7 +116,7 @@ def find_fault(segment: SegmentDir, attempt: int, exits: Sequence[RankExit]) -> 
         if exit.rank and exit.left and exit.status in _FAULTS:
             code = ExitCode(exit.status)
             log = segment.log(attempt, exit.rank)
-            message = f"rank {exit.rank}: {_how(code)}; the end of its log:\n{end_of_log(log)}"
+            message = f"{_how(code)}; the end of its log:\n{end_of_log(log)}"
             return RankFault(exit.rank, _FAULTS[code], message, f"Look at rank {exit.rank}'s log.", log)
     return None
 
@@ -119,12 +124,19 @@ def find_fault(segment: SegmentDir, attempt: int, exits: Sequence[RankExit]) -> 
 def echoes_a_rank(end: Mapping[str, Any], exits: Sequence[RankExit], fault: RankFault | None) -> bool:
     """Whether the fault of a journal's `end` is only what another rank's end looked like to rank 0.
 
+    It then has no name, since it came out of a library whose exchange broke; and another rank was killed, or left a
+    fault that says something else. A fault that all ranks share is in the journal and in each rank's file alike.
+
     Args:
         end: the payload of the `end` event.
         exits, fault: how the ranks left, and what `find_fault` says of them.
     """
-    others_killed = any(exit.killed for exit in exits if exit.rank)
-    return end.get("code") == ExitCode.FAULT and (fault is not None or others_killed)
+    error = end.get("error") or {}
+    if end.get("code") != ExitCode.FAULT or error.get("code") != UNNAMED:
+        return False
+    if fault is not None:
+        return fault.message != error.get("message")
+    return any(exit.killed for exit in exits if exit.rank)
 
 
 def end_of_log(log: Path) -> str:
@@ -143,8 +155,8 @@ def _read_fault(segment: SegmentDir, attempt: int, rank: int) -> RankFault | Non
         fields: dict[str, Any] = json.loads(segment.fault(attempt, rank).read_text(encoding="utf-8"))
         if fields["exit_code"] not in _FAULTS:
             return None
-        message = f"rank {rank}: {fields['message']}"
-        return RankFault(rank, str(fields["code"]), message, fields.get("hint"), segment.log(attempt, rank))
+        code, message = str(fields["code"]), str(fields["message"])
+        return RankFault(rank, code, message, fields.get("hint"), segment.log(attempt, rank))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None  # What a dying process left decides nothing by being damaged: its exit code still speaks.
 

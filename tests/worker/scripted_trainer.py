@@ -14,6 +14,7 @@ every iteration (`scripted_ranks`); one whose connection breaks, or that waits l
 
     rank 0: whom die_at, freeze_at (SIGSTOP), fault_at (leaves its fault) and leave_at [iteration, code] are about
     linger_s: how long the other ranks stay when the run has come to rest     stays true: nobody leaves a broken meeting
+    echoes true: rank 0 takes a broken meeting for a fault of its own
 
 PPO_WITNESS names a file to which it appends "run segment attempt token iteration pid what" lines, outside of all that
 the platform knows.
@@ -255,6 +256,9 @@ def main() -> None:
         while trainer.knob("stays"):
             time.sleep(60)
         code = 1
+        if trainer.knob("echoes") and not RANK:
+            fault = {"code": "unexpected", "message": str(error), "hint": "", "traceback": ""}
+            code = trainer.end(70, "error", trainer.journal.last.iteration if trainer.journal.last else 0, fault)
     os._exit(code)
 
 

@@ -110,6 +110,17 @@ def test_ranks_that_do_not_notice_that_another_was_killed_are_ended(worker: Plat
     assert "rank 2: signal 9; ranks 0, 1: signal 9, ended with the others" in _lost(worker, run_id)
 
 
+def test_a_rank_0_that_takes_the_broken_connection_for_its_own_fault_does_not_fail_the_run(worker: Platform) -> None:
+    run_id = worker.submit(10, ranks=2, rank=1, die_at=7, echoes=True)
+    assert "rank 1: signal 9" in _lost(worker, run_id)
+
+
+def test_a_rank_that_fails_alone_is_the_cause_also_where_rank_0_took_it_for_its_own_fault(worker: Platform) -> None:
+    run_id = worker.submit(10, ranks=2, rank=1, fault_at=3, echoes=True)
+    run = worker.wait_state(run_id, *TERMINAL, timeout_s=OUTCOME_S)
+    assert (run.state, run.reason_code, run.reason_detail) == ("failed", "data", "rank 1: row 7 is empty")
+
+
 def test_a_stopped_rank_is_found_by_the_others_and_killed(worker: Platform) -> None:
     """Rank 0 waits for it in vain and leaves; nobody would ever have left otherwise."""
     run_id = worker.submit(10, ranks=3, rank=1, freeze_at=7, meeting_s=2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -79,8 +80,9 @@ def test_a_rank_killed_here_is_not_called_killed_from_outside() -> None:
 
 def test_the_fault_that_a_rank_left_is_found_whatever_the_exits(segment: SegmentDir) -> None:
     leave_fault(segment, 1)
-    expected = RankFault(1, "reward", "rank 1: no scores", "look", segment.log(1, 1))
+    expected = RankFault(1, "reward", "no scores", "look", segment.log(1, 1))
     assert find_fault(segment, 1, exits(BROKEN, 65)) == expected
+    assert str(expected) == "rank 1: no scores"
     assert find_fault(segment, 1, exits(-6, 65)) == expected
     assert find_fault(segment, 2, exits(BROKEN, -9)) is None
 
@@ -91,7 +93,7 @@ def test_the_oldest_of_several_faults_is_the_cause(segment: SegmentDir) -> None:
     os.utime(segment.fault(1, 2), ns=(1, 1))
     fault = find_fault(segment, 1, exits(BROKEN, 65, 65))
     assert fault is not None
-    assert fault.message == "rank 2: of 2"
+    assert fault.message == "of 2"
 
 
 @pytest.mark.parametrize("left", ["", "[]", "{", '{"exit_code": 70}', '{"exit_code": []}', "[" * 100_000])
@@ -101,7 +103,7 @@ def test_a_damaged_fault_file_leaves_the_word_to_the_exit_code(segment: SegmentD
     fault = find_fault(segment, 1, exits(BROKEN, 70))
     assert fault is not None
     assert (fault.rank, fault.code) == (1, "trainer_fault")
-    assert fault.message == "rank 1: exit code 70; the end of its log:\nfirst\nlast words"
+    assert fault.message == "exit code 70; the end of its log:\nfirst\nlast words"
     assert find_fault(segment, 1, exits(BROKEN, -9)) is None
 
 
@@ -124,25 +126,32 @@ def test_exits_that_are_no_fault_of_a_ranks_own(segment: SegmentDir, left: list[
     assert find_fault(segment, 1, left) is None
 
 
+OWN = RankFault(1, "data", "row 7 is empty", None, Path("log"))
+
+
 @pytest.mark.parametrize(
-    ("code", "others", "fault", "echo"),
+    ("code", "error", "other", "fault", "echo"),
     [
-        (70, [RankExit(1, -9)], None, True),
-        (70, [RankExit(1, -9, ended=True)], None, False),
-        (70, [RankExit(1, -6)], None, False),
-        (70, [RankExit(1, 65)], RankFault(1, "data", "m", None, Path("log")), True),
-        (65, [RankExit(1, -9)], None, False),
-        (0, [RankExit(1, -9)], None, False),
+        (70, "unexpected", RankExit(1, -9), None, True),
+        (70, "unexpected", RankExit(1, -9, ended=True), None, False),
+        (70, "unexpected", RankExit(1, -6), None, False),
+        (70, "unexpected", RankExit(1, 65), OWN, True),
+        (70, "unexpected", RankExit(1, 70), replace(OWN, message="connection closed"), False),
+        (70, "rollout", RankExit(1, -9), None, False),
+        (65, "reward", RankExit(1, -9), None, False),
+        (0, None, RankExit(1, -9), None, False),
     ],
 )
-def test_a_fault_of_rank_0_is_an_echo_where_another_was_killed_or_failed_by_itself(
-    code: int, others: list[RankExit], fault: RankFault | None, echo: bool
+def test_a_fault_of_rank_0_without_a_name_is_an_echo_where_another_was_killed_or_failed_of_something_else(
+    code: int, error: str | None, other: RankExit, fault: RankFault | None, echo: bool
 ) -> None:
-    assert echoes_a_rank({"code": code}, [RankExit(0, code), *others], fault) is echo
+    end = {"code": code, "error": error and {"code": error, "message": "connection closed"}}
+    assert echoes_a_rank(end, [RankExit(0, code), other], fault) is echo
 
 
 def test_a_single_ranks_fault_is_no_echo_even_if_it_was_killed_while_leaving() -> None:
-    assert not echoes_a_rank({"code": 70}, [RankExit(0, -9)], None)
+    end = {"code": 70, "error": {"code": "unexpected", "message": "m"}}
+    assert not echoes_a_rank(end, [RankExit(0, -9)], None)
 
 
 def test_the_end_of_a_log_is_its_last_lines_however_long_it_is(tmp_path: Path) -> None:
