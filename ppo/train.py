@@ -22,15 +22,18 @@ from rich.console import Console
 
 from ppo.exits import Exit, of_trainer
 from ppo.pruning import Pruner
-from ppo.ranks import LEAVING_GRACE_S, LOST_GRACE_S, Ranks
+from ppo.ranks import start_ranks
 from ppo.run_view import view_for
 from ppo.spec_file import read_spec_file
 from ppo_core.errors import RunDirectoryError
 from ppo_core.rundir import (
+    LEAVING_GRACE_S,
+    LOST_GRACE_S,
     ControlCommand,
     Event,
     ExitCode,
     RankExit,
+    RankGroup,
     SegmentDir,
     SegmentStart,
     all_events,
@@ -110,9 +113,10 @@ def train(attempt: Attempt, console: Console, as_json: bool) -> Exit:
         for warning in warnings_of(attempt.spec):
             console.print(f"warning: {warning}", markup=False, highlight=False, soft_wrap=True)
     end: Event | None = None
+    ended_at = 0.0
     rank_lost = False
     with contextlib.ExitStack() as stack:
-        ranks = Ranks(
+        ranks = start_ranks(
             attempt.segment, attempt.number, size=attempt.spec.training.ranks, num_gpus=attempt.spec.resources.gpus
         )
         if not as_json:
@@ -133,13 +137,13 @@ def train(attempt: Attempt, console: Console, as_json: bool) -> Exit:
                     for damaged in pruner.prune():
                         say(f"damaged checkpoint: {damaged}")
                 elif event.type == "end":
-                    end = event
+                    end, ended_at = event, time.monotonic()
             if not events and not over:
-                if end is not None:
-                    ranks.end_after(LEAVING_GRACE_S)
-                elif any(exit.breaks_group for exit in exits):
-                    rank_lost = True
-                    ranks.end_after(LOST_GRACE_S, signal.SIGTERM)
+                rank_lost = rank_lost or (end is None and any(exit.breaks_group for exit in exits))
+                if rank_lost:
+                    ranks.end(LOST_GRACE_S)
+                elif end is not None and time.monotonic() - ended_at > LEAVING_GRACE_S:
+                    ranks.end(0)
                 time.sleep(LOOK_EVERY_S)
         ranks.kill()  # what they may have started and left
     if rank_lost and not signals.asked and end is not None and end.payload["code"] == ExitCode.STOPPED:
@@ -157,7 +161,7 @@ def _to_stderr(line: str) -> None:
 class _Signals:
     """While in here, a signal asks the trainer to stop and a second one kills it."""
 
-    def __init__(self, attempt: Attempt, ranks: Ranks, say: Callable[[str], None]) -> None:
+    def __init__(self, attempt: Attempt, ranks: RankGroup, say: Callable[[str], None]) -> None:
         self._attempt = attempt
         self._ranks = ranks
         self._say = say

@@ -25,6 +25,8 @@ from sqlalchemy.orm import Session, sessionmaker
 
 from ppo_core.errors import PPOCoreError, RunDirectoryError
 from ppo_core.rundir import (
+    LEAVING_GRACE_S,
+    LOST_GRACE_S,
     CommandKind,
     ControlCommand,
     RankExit,
@@ -65,11 +67,8 @@ TERM_GRACE_S: dict[EndedBy, float] = {
     "stalled": 10.0,
     # A trainer that is loading has nothing to save: it may go at once.
     "loading_stop": 0.5,
-    # Nothing can be saved without the lost rank; the others have this long to print what they saw of it.
-    "rank_lost": 3.0,
+    "rank_lost": LOST_GRACE_S,
 }
-# Between its last word and its exit a trainer only has to leave.
-LEAVING_GRACE_S = 10.0
 # What a trainer that has gone left running.
 CHILDREN_GRACE_S = 2.0
 AWAY_PAUSE_S = 1.0

@@ -43,13 +43,15 @@ from ppo_core.rundir.rank_exits import (
     end_of_log,
     find_fault,
     first_lost,
-    stands_stopped,
 )
+from ppo_core.rundir.rank_group import LEAVING_GRACE_S, LOST_GRACE_S, RankGroup
 from ppo_core.rundir.ranks import device_names, free_port, num_ranks, rank_environment
 from ppo_core.rundir.restart import last_iteration, next_start, start_iteration
 from ppo_core.rundir.segments import SegmentDir, SegmentStart, create_segment, is_unused, segment_dir, segments
 
 __all__ = [
+    "LEAVING_GRACE_S",
+    "LOST_GRACE_S",
     "MANIFEST",
     "SEVERITY",
     "CommandKind",
@@ -60,6 +62,7 @@ __all__ = [
     "JournalWriter",
     "RankExit",
     "RankFault",
+    "RankGroup",
     "SegmentDir",
     "SegmentStart",
     "all_events",
@@ -91,7 +94,6 @@ __all__ = [
     "segment_dir",
     "segments",
     "send_command",
-    "stands_stopped",
     "start_iteration",
     "verify_checkpoint",
     "write_atomically",

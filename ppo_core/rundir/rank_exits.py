@@ -72,15 +72,6 @@ class RankFault:
         return f"rank {self.rank}: {self.message}"
 
 
-def stands_stopped(pid: int) -> bool:
-    """Whether a process stands still by SIGSTOP or a debugger, so that others wait for it in vain."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rsplit(")", 1)[1].split()[0]
-    except OSError:
-        return False
-    return state in ("T", "t")
-
-
 def describe_exits(exits: Sequence[RankExit]) -> str:
     """ "signal 9" of a single rank; of several "rank 1: signal 9; ranks 0, 2: exit code 1", the likely cause first."""
     if len(exits) == 1:

@@ -1,7 +1,6 @@
 """Marked processes are found wherever they went, and end."""
 
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -11,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ppo_core.rundir import JournalWriter, RankExit, SegmentDir, SegmentStart, create_segment
-from tests.worker.platform import alive, process_state, wait_until
+from tests.worker.platform import alive, wait_until
 from worker.attempt_view import AttemptView, last_word
 from worker.processes import carries, kill_marked, marked_processes, marks
 from worker.trainer_process import RankStart, TrainerProcesses
@@ -70,31 +69,6 @@ def test_deaf_ranks_are_killed_after_the_grace(tmp_path: Path) -> None:
     wait_until(lambda: trainer.end(0.3))
     assert 0.3 <= time.monotonic() - began < 5
     assert trainer.exits() == [RankExit(0, -9, ended=True), RankExit(1, -9, ended=True)]
-
-
-def test_ranks_share_a_group_and_a_stopped_one_is_ended_and_told_apart(tmp_path: Path) -> None:
-    """Rank 0 has gone before the end: its number still names the group."""
-    program = "import os, time; print(flush=True); os.environ['RANK'] == '0' or time.sleep(60)"
-    trainer = TrainerProcesses([sys.executable, "-c", program], "r-test-group", 1, starts(tmp_path, 3))
-    wait_until(lambda: trainer.exits()[0].status == 0)
-    wait_until(lambda: all((tmp_path / f"log-{rank}").stat().st_size > 0 for rank in range(3)))
-    assert {os.getpgid(pid) for pid in trainer.pids[1:]} == {trainer.pids[0]}
-    os.kill(trainer.pids[1], signal.SIGSTOP)
-    wait_until(lambda: process_state(trainer.pids[1]) == "T")
-    assert not trainer.all_left()
-    wait_until(lambda: trainer.end(0.5))
-    assert trainer.exits() == [
-        RankExit(0, 0),
-        RankExit(1, -9, ended=True, stopped=True),
-        RankExit(2, -15, ended=True),
-    ]
-
-
-def test_a_rank_that_cannot_be_started_takes_the_others_along(tmp_path: Path) -> None:
-    ranks = [*starts(tmp_path, 2), RankStart(tmp_path / "no folder" / "log", {})]
-    with pytest.raises(FileNotFoundError):
-        TrainerProcesses(SLEEP, "r-test-half", 1, ranks)
-    assert marked_processes("r-test-half", 1) == []
 
 
 @pytest.fixture
