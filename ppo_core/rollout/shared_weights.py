@@ -22,14 +22,15 @@ ALIGNMENT = 64
 
 
 class SharedWeights:
-    """Memory that is gone after the `with` block, once its last reader is.
+    """One transfer; its memory is gone after the `with` block, once its last reader is.
 
     Attributes:
         index: name, dtype, shape and offset of each tensor, in the order in which they came.
-        digest: `weights_digest` of what was given to `write`.
+        digest: of all that was sent, once the part was taken.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        self._weights = weights
         self._memory = os.memfd_create("ppo-weights")
         self.index: list[dict[str, Any]] = []
         self.digest = ""
@@ -46,12 +47,13 @@ class SharedWeights:
     def __exit__(self, *_: object) -> None:
         os.close(self._memory)
 
-    def write(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Write all of them; called once."""
-        self.digest = weights_digest(self._written(weights))
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """The one part of the transfer: path and index, once all is written."""
+        self.digest = weights_digest(self._written())
+        yield {"path": self.path, "index": self.index}
 
-    def _written(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        for name, tensor in weights:
+    def _written(self) -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in self._weights:
             held = tensor.detach().cpu().contiguous()
             dtype = str(held.dtype).removeprefix("torch.")
             self.index.append({"name": name, "dtype": dtype, "shape": list(held.shape), "offset": self._size})

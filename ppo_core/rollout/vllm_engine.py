@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import importlib.util
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, Self
 
 import torch
 
 from ppo_core.errors import DataError, EngineLostError, EngineTimeoutError, RolloutError, WeightSyncError
 from ppo_core.models.policy import PolicyModel
+from ppo_core.rollout.cuda_ipc import CudaIPCWeights
 from ppo_core.rollout.engine import Response, SyncReport
 from ppo_core.rollout.shared_weights import SharedWeights
 from ppo_core.rollout.transformers_engine import PROBE_TOLERANCE, stop_ids_of
 from ppo_core.rollout.vllm_channel import Message
 from ppo_core.rollout.vllm_process import VLLMProcess, answers
-from ppo_core.rollout.vllm_settings import environment_of, settings_of
+from ppo_core.rollout.vllm_settings import CUDA_IPC, SHARED_MEMORY, environment_of, settings_of
 from ppo_core.rollout.weights import PolicyWeights, Probe
 from ppo_core.spec.groups import RolloutConfig
 
@@ -37,6 +38,18 @@ NUM_ASKED_AGAIN = 4
 ROUTE_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.5}
 
 
+class Transfer(Protocol):
+    """One transfer of weights, part by part; a part is good until the next is asked for."""
+
+    digest: str  #: of all that was sent, once every part was taken
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def __iter__(self) -> Iterator[dict[str, Any]]: ...
+
+
 class VLLMEngine:
     """One or several vLLM processes on this machine, with equal weights; rows are dealt out among them.
 
@@ -49,6 +62,7 @@ class VLLMEngine:
         max_prompt_tokens: longest prompt.
         logs: the folder of their logs.
         label: tells the logs of several engines apart.
+        transfer: the way on which weights come; None: the one that fits the device.
         extension: what is mixed into vLLM's worker; tests put their faults in by it.
 
     Raises:
@@ -65,6 +79,7 @@ class VLLMEngine:
         max_prompt_tokens: int,
         logs: Path,
         label: str = "vllm",
+        transfer: str | None = None,
         extension: str = EXTENSION,
     ) -> None:
         _require_vllm()
@@ -73,6 +88,11 @@ class VLLMEngine:
         self._num_tokens: int = policy.model.get_input_embeddings().num_embeddings
         self._version = -1  # of no policy
         self._is_checked = False
+        self._device = policy.device
+        self._sleeps = policy.device.type == "cuda"
+        # Workers that share the model out among GPUs read it from the host's memory, each its part.
+        shares_gpu = policy.device.type == "cuda" and config.vllm.tensor_parallel == 1
+        self._transfer = transfer or (CUDA_IPC if shares_gpu else SHARED_MEMORY)
         # An id that the model does not have ends nothing, and vLLM takes none.
         self._stop_ids = [token for token in stop_ids_of(policy, tokenizer, config) if token < self._num_tokens]
         if not self._stop_ids and not config.stop_strings:
@@ -88,6 +108,7 @@ class VLLMEngine:
                 config,
                 folder=folder,
                 max_prompt_tokens=max_prompt_tokens,
+                transfer=self._transfer,
                 extension=extension,
             )
             environment = environment_of(policy.device, config.vllm.replicas)
@@ -151,56 +172,69 @@ class VLLMEngine:
 
     def sync_weights(self, weights: PolicyWeights, probe: Probe, version: int) -> SyncReport:
         """See `RolloutEngine`. The first one loads the weights twice and compares what the engine computes with."""
-        with SharedWeights() as shared:
-            shared.write(weights)
-            calls = [
-                (
-                    process,
-                    process.ask(
-                        "sync",
-                        path=shared.path,
-                        index=shared.index,
-                        version=str(version),
-                        probe=[list(row) for row in probe.rows],
-                        fully=not self._is_checked,
-                    ),
-                )
-                for process in self._processes
-            ]
-            found = answers(calls)
-        gap = max(
-            self._verified_gap(process, answer, shared.digest, probe, version)
-            for process, answer in zip(self._processes, found, strict=True)
-        )
-        accepted = answers([(process, process.ask("accept", version=str(version))) for process in self._processes])
+        digest, received = self._send(weights, version)
+        if not self._is_checked:
+            first = self._ask_all("fingerprint")
+            self._send(weights, version)
+            for process, one, other in zip(self._processes, first, self._ask_all("fingerprint"), strict=True):
+                if one["workers"] != other["workers"]:
+                    raise WeightSyncError(
+                        f"version {version}: {process.name}, loaded twice, holds two different things"
+                    )
+        examined = self._ask_all("examine", probe=[list(row) for row in probe.rows])
+        gap = 0.0
+        for process, taken, answer in zip(self._processes, received, examined, strict=True):
+            _require_received(process.name, version, digest, taken["digest"])
+            gap = max(gap, self._verified_gap(process.name, answer, digest, probe, version))
+        accepted = self._ask_all("accept", version=str(version))
         self._version = int(accepted[0]["version"])
         self._is_checked = True
-        return SyncReport(self._version, found[0]["digest"], gap)
+        return SyncReport(self._version, received[0]["digest"], gap)
+
+    def rest(self) -> None:
+        """Give its memory back until the next sync, where it shares a GPU with the trainer."""
+        if self._sleeps:
+            self._ask_all("rest")
 
     def close(self) -> None:
         """End all of its processes; harmless when repeated."""
         for process in self._processes:
             process.kill()
 
-    def _verified_gap(self, process: VLLMProcess, answer: Message, digest: str, probe: Probe, version: int) -> float:
-        """Nats between the probe's logprobs of engine and trainer, once all else that a sync says was found right."""
-        held = answer["digest"]
-        if held != digest:
-            raise WeightSyncError(f"version {version}: sent weights of digest {digest}, {process.name} received {held}")
+    def _send(self, weights: PolicyWeights, version: int) -> tuple[str, list[Message]]:
+        """Send all weights to every process: the digest of what was sent, and what each says that it received."""
+        pairs = iter(weights)
+        try:
+            self._ask_all("begin_update")
+            with self._transferred(pairs) as transfer:
+                for part in transfer:
+                    self._ask_all("update", part=part)
+                return transfer.digest, self._ask_all("finish_update", version=str(version))
+        finally:
+            for _ in pairs:  # Ranks that make weights whole together do so to the end, whatever happens to one engine.
+                pass
+
+    def _transferred(self, pairs: Iterator[tuple[str, torch.Tensor]]) -> Transfer:
+        return CudaIPCWeights(pairs, self._device) if self._transfer == CUDA_IPC else SharedWeights(pairs)
+
+    def _ask_all(self, operation: str, **arguments: Any) -> list[Message]:
+        return answers([(process, process.ask(operation, **arguments)) for process in self._processes])
+
+    def _verified_gap(self, name: str, answer: Message, digest: str, probe: Probe, version: int) -> float:
+        """Nats between the probe's logprobs of engine and trainer, once all else that was found is right."""
         if answer["version"] != str(version):
-            raise WeightSyncError(f"{process.name} is labelled version {answer['version']}, expected {version}")
+            raise WeightSyncError(f"{name} is labelled version {answer['version']}, expected {version}")
         if answer["num_cached"] or not answer["canary_gap"] <= ROUTE_TOLERANCE[self._dtype]:
             raise WeightSyncError(
-                f"version {version}, digest {held}: {process.name} still reads {answer['num_cached']} tokens of its "
-                f"prefix cache, emptied before; a token is {answer['canary_gap']:.3g} nats off by it"
+                f"version {version}, digest {digest}: {name} still reads {answer['num_cached']} tokens of its prefix "
+                f"cache, emptied before; a token is {answer['canary_gap']:.3g} nats off by it"
             )
-        said = torch.tensor([row[-probe.num_forced :] for row in answer["probe"]])
-        gap = probe.gap(said)
+        gap = probe.gap(torch.tensor([row[-probe.num_forced :] for row in answer["probe"]]))
         allowed = PROBE_TOLERANCE[self._dtype]
         if not gap <= allowed:
             raise WeightSyncError(
-                f"version {version}, digest {held}: logprobs of the probe by {process.name} differ from the trainer's "
-                f"by {gap:.3g} nats, allowed are {allowed}"
+                f"version {version}, digest {digest}: logprobs of the probe by {name} differ from the trainer's by "
+                f"{gap:.3g} nats, allowed are {allowed}"
             )
         return gap
 
@@ -266,6 +300,11 @@ class VLLMEngine:
                         f"asked again, allowed are {allowed:.3g} apart: its responses are not those of their rows",
                         hint="The engine returned responses in another order, or of other weights. Do not train on it.",
                     )
+
+
+def _require_received(name: str, version: int, sent: str, received: str) -> None:
+    if received != sent:
+        raise WeightSyncError(f"version {version}: sent weights of digest {sent}, {name} received {received}")
 
 
 def _in_order(

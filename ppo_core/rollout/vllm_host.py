@@ -11,7 +11,9 @@ from typing import Any
 
 import torch
 
+from ppo_core.rollout.cuda_ipc import handle_of
 from ppo_core.rollout.stop_strings import StopStrings
+from ppo_core.rollout.vllm_settings import CUDA_IPC
 
 # vLLM's seeds have a sign, and -1 means none.
 SEED_BITS = 63
@@ -47,7 +49,10 @@ class EngineHost:
         self._chunk_rows = int(settings["engine"]["max_num_seqs"])
         self._tokenizer = AutoTokenizer.from_pretrained(settings["engine"]["model"])
         self._verified: str | None = None  # the version whose weights it is known to hold
+        self._is_asleep = False
         self._next_request = 0
+        if settings["engine"]["weight_transfer_config"]["backend"] == CUDA_IPC:
+            self._llm.init_weight_transfer_engine({"init_info": {"packed": True}})
 
     def generate(
         self,
@@ -95,63 +100,83 @@ class EngineHost:
         )
         return [_last_logprob(output, ids[-1]) for output, ids in zip(outputs, rows, strict=True)]
 
-    def sync(
-        self, path: str, index: list[dict[str, Any]], version: str, probe: list[list[int]], fully: bool
-    ) -> dict[str, Any]:
-        """Take over weights and say what is there now. They are not trusted before `accept`.
+    def begin_update(self) -> dict[str, Any]:
+        """Forget the weights and get ready for others. Asleep, the memory for weights comes back first, no other."""
+        self._verified = None
+        if self._is_asleep:
+            self._llm.wake_up(tags=["weights"])
+        self._llm.collective_rpc("begin_receiving")
+        self._llm.start_weight_update()
+        return {}
 
-        Args:
-            path, index: the shared weights.
-            version: their label.
-            probe: rows of ids.
-            fully: load them twice, and compare everything that the model computes with.
+    def update(self, part: dict[str, Any]) -> dict[str, Any]:
+        """Load some of the weights."""
+        if "ipc_handles" in part:
+            part = {**part, "ipc_handles": {gpu: handle_of(said) for gpu, said in part["ipc_handles"].items()}}
+        self._llm.update_weights({"update_info": part})
+        return {}
+
+    def finish_update(self, version: str) -> dict[str, Any]:
+        """All weights were sent: they get their label.
 
         Returns:
-            `digest` and `num_tensors` of what was received, `version` as read back, `probe`: the logprobs of all but
-            the first token of each row, and of the `cached` canary `canary_gap` and `num_cached`.
+            `digest` and `num_tensors` of what the engine's workers received.
 
         Raises:
-            Refused: a weight did not arrive, two loads differ, or the prefix cache cannot be emptied.
+            Refused: a weight of the model's own did not arrive whole, or workers received different things.
         """
-        self._verified = None
-        received = self._take_over(path, index)
-        if fully:
-            first = self._llm.collective_rpc("weights_fingerprint")
-            self._take_over(path, index)
-            second = self._llm.collective_rpc("weights_fingerprint")
-            changed = [name for a, b in zip(first, second, strict=True) for name in a if a[name] != b.get(name)]
-            if changed:
-                raise Refused(f"version {version}: loaded twice, {changed[0]} holds two different things", "weights")
-        if not self._llm.reset_prefix_cache():
-            raise Refused(f"version {version}: the prefix cache cannot be emptied", "weights")
-        self._llm.update_weight_version(version)
-        return {
-            **received,
-            "version": self._llm.get_weight_version(),
-            "probe": self._prompt_logprobs(probe),
-            **self._canary(),
-        }
-
-    def accept(self, version: str) -> dict[str, Any]:
-        """The trainer has compared what `sync` said: rows may be generated."""
-        if self._llm.get_weight_version() != version:
-            raise Refused(f"version {version} is not what is held: {self._llm.get_weight_version()}", "weights")
-        self._verified = version
-        return {"version": version}
-
-    def _take_over(self, path: str, index: list[dict[str, Any]]) -> dict[str, Any]:
-        workers = self._llm.collective_rpc("take_over", args=(path, index))
+        self._llm.finish_weight_update(weight_version=version)
+        workers = self._llm.collective_rpc("end_receiving")
         for worker in workers:
             lost = worker["not_loaded"]
             if lost:
                 raise Refused(
-                    f"received weights of digest {worker['digest']}, but {len(lost)} of the model's own did not arrive "
-                    f"whole, {lost[0]} among them",
+                    f"version {version}: received weights of digest {worker['digest']}, but {len(lost)} of the model's "
+                    f"own did not arrive whole, {lost[0]} among them",
                     "weights",
                 )
             if worker != workers[0]:
                 raise Refused(f"workers received {workers[0]['digest']} and {worker['digest']}", "weights")
         return {"digest": workers[0]["digest"], "num_tensors": workers[0]["num_tensors"]}
+
+    def fingerprint(self) -> dict[str, Any]:
+        """SHA-256 of everything that each worker computes with."""
+        return {"workers": self._llm.collective_rpc("weights_fingerprint")}
+
+    def examine(self, probe: list[list[int]]) -> dict[str, Any]:
+        """Empty the prefix cache, wake what still sleeps, and say what is there now.
+
+        Args:
+            probe: rows of ids.
+
+        Returns:
+            `version` as read back, `probe`: the logprobs of all but the first token of each row, and of the canary
+            `canary_gap` and `num_cached`.
+
+        Raises:
+            Refused: the prefix cache cannot be emptied, or the engine does not wake up.
+        """
+        if not self._llm.reset_prefix_cache():
+            raise Refused("the prefix cache cannot be emptied", "weights")
+        if self._is_asleep:
+            if not self._llm.wake_up(tags=["kv_cache"]):
+                raise Refused("the engine does not wake up")
+            self._is_asleep = False
+        return {"version": self._llm.get_weight_version(), "probe": self._prompt_logprobs(probe), **self._canary()}
+
+    def rest(self) -> dict[str, Any]:
+        """Give up weights and cache with their memory, until the next update."""
+        self._verified = None
+        self._llm.sleep(level=2)
+        self._is_asleep = True
+        return {}
+
+    def accept(self, version: str) -> dict[str, Any]:
+        """The trainer has compared what `examine` said: rows may be generated."""
+        if self._llm.get_weight_version() != version:
+            raise Refused(f"version {version} is not what is held: {self._llm.get_weight_version()}", "weights")
+        self._verified = version
+        return {"version": version}
 
     def _canary(self) -> dict[str, Any]:
         """Whether states of other weights are still read: a row long enough to be cached, asked for by both routes.

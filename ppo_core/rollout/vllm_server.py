@@ -63,10 +63,9 @@ class Server:
                 return self._host.generate(**arguments, is_unwanted=self._is_unwanted, tell=self._tell)
             case "last_logprobs":
                 return {"logprobs": self._host.last_logprobs(**arguments)}
-            case "sync":
-                return self._host.sync(**arguments)
-            case "accept":
-                return self._host.accept(**arguments)
+            case "begin_update" | "update" | "finish_update" | "fingerprint" | "examine" | "accept" | "rest":
+                answer: dict[str, Any] = getattr(self._host, operation)(**arguments)
+                return answer
         raise Refused(f"{operation!r} is no operation")
 
     def _is_unwanted(self) -> bool:

@@ -17,6 +17,9 @@ from ppo_core.models.policy import PolicyModel
 from ppo_core.rollout.weights import PROBE_LENGTHS
 from ppo_core.spec.groups import RolloutConfig
 
+# Ways on which vLLM takes weights in: one of ours, and its own for a GPU that trainer and engine share.
+SHARED_MEMORY = "ppo_shared_memory"
+CUDA_IPC = "ipc"
 # Of the key-value cache, tokens; the smallest that vLLM's attention on a processor takes.
 BLOCK_TOKENS = 32
 # Long enough that its first block is cached: what is read from there must be of the weights that are held.
@@ -35,6 +38,7 @@ def settings_of(
     *,
     folder: Path,
     max_prompt_tokens: int,
+    transfer: str,
     extension: str,
 ) -> dict[str, Any]:
     """The settings of one engine, as JSON.
@@ -44,6 +48,7 @@ def settings_of(
         config: the spec's.
         folder: holds the model's `config.json` and its tokenizer.
         max_prompt_tokens: longest prompt.
+        transfer: the way on which weights come.
         extension: full name of the class that is mixed into vLLM's worker.
 
     Raises:
@@ -61,7 +66,7 @@ def settings_of(
     memory = (
         {"kv_cache_memory_bytes": int(options.kv_cache_gib * 2**30)}
         if on_cpu
-        else {"gpu_memory_utilization": options.gpu_memory_utilization}
+        else {"gpu_memory_utilization": options.gpu_memory_utilization, "enable_sleep_mode": True}
     )
     return {
         "engine": {
@@ -82,6 +87,7 @@ def settings_of(
             "enforce_eager": on_cpu,
             "logprobs_mode": "processed_logprobs",
             "disable_log_stats": True,
+            "weight_transfer_config": {"backend": transfer},
             "worker_extension_cls": extension,
             **memory,
         },

@@ -1,4 +1,4 @@
-"""What the vLLM worker learns for us: to take over weights, to say what it received, and to say what it did not load.
+"""What the vLLM worker learns for us: to say what weights it received, and which of its own did not come.
 
 The class is mixed into vLLM's own worker, in whose process it runs. Before weights are loaded every one that is there
 becomes NaN, and so does all memory that loading makes anew; a NaN that is left afterwards is a weight that did not
@@ -8,15 +8,14 @@ come. That holds however a model fuses, splits or repacks its weights.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ppo_core.rollout.shared_weights import read_weights
-from ppo_core.rollout.weights import weights_digest
+import ppo_core.rollout.vllm_shared_memory  # noqa: F401  (vLLM finds that way by its name)
+from ppo_core.rollout.weights import digest_of, line_of
 
 # Inputs whose images under a repacked map stand for it in a fingerprint.
 NUM_PROBING_ROWS = 16
@@ -26,26 +25,39 @@ class WeightReceiver:
     """Mixed into vLLM's worker by `worker_extension_cls`; each method is called there by name on every worker."""
 
     get_model: Callable[[], Any]  # the worker's own
-    reload_weights: Callable[..., None]  # the worker's own
     compute_weight_checksums: Callable[[], dict[str, str]]  # the worker's own
 
-    def take_over(self, path: str, index: list[dict[str, Any]]) -> dict[str, Any]:
-        """Load shared weights (see `ppo_core.rollout.shared_weights`) and report what arrived.
+    def begin_receiving(self) -> None:
+        """From here on the model holds nothing, and whatever it is given to load is noted down first."""
+        model = self.get_model()
+        vars(model).pop("load_weights", None)  # of an update that was given up
+        lines: list[str] = []
+        load_plainly = model.load_weights
 
-        Returns:
-            `digest` of what this process read, `num_tensors`, and the names of weights that are `not_loaded`.
-        """
-        pairs = read_weights(path, index)
-        digest = weights_digest(pairs)
-        forget_weights(self.get_model())
-        with _new_memory_is_nan():
-            self.load_pairs(pairs)
-        return {"digest": digest, "num_tensors": len(pairs), "not_loaded": weights_not_loaded(self.get_model())}
+        def load_and_note(weights: Iterable[tuple[str, Tensor]]) -> Any:
+            pairs = list(weights)
+            lines.extend(line_of(name, tensor) for name, tensor in pairs)
+            return self.load_pairs(load_plainly, pairs)
 
-    def load_pairs(self, pairs: list[tuple[str, Tensor]]) -> None:
+        forget_weights(model)
+        vars(model)["load_weights"] = load_and_note
+        self.received_lines = lines
+        # Memory that torch hands out unset is filled with NaN, as its deterministic mode does.
+        torch.use_deterministic_algorithms(True, warn_only=True)
+
+    def load_pairs(self, load: Callable[[Iterable[tuple[str, Tensor]]], Any], pairs: list[tuple[str, Tensor]]) -> Any:
         """Load weights that are named as in a Hugging Face checkpoint."""
-        self.reload_weights(weights_iterator=iter(pairs))
-        repack_tied(self.get_model())
+        return load(pairs)
+
+    def end_receiving(self) -> dict[str, Any]:
+        """What arrived: `digest` and `num_tensors` of what this process was given to load, and the names of weights of
+        the model's own that were `not_loaded` by it."""
+        torch.use_deterministic_algorithms(False)
+        model = self.get_model()
+        del vars(model)["load_weights"]
+        repack_tied(model)
+        lines = self.received_lines
+        return {"digest": digest_of(lines), "num_tensors": len(lines), "not_loaded": weights_not_loaded(model)}
 
     def weights_fingerprint(self) -> dict[str, str]:
         """SHA-256 of every tensor that the model computes with; of a repacked one, of what it makes of fixed inputs."""
@@ -104,14 +116,3 @@ def _num_inputs(module: Any) -> int:
 
 def _rows_for(module: Any, numbers: Tensor) -> Tensor:
     return numbers.view(-1, _num_inputs(module)).to(module.weight.dtype)
-
-
-@contextmanager
-def _new_memory_is_nan() -> Iterator[None]:
-    """Memory that torch hands out unset is filled with NaN, as its deterministic mode does."""
-    was_on = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(was_on)

@@ -72,11 +72,18 @@ def weights_digest(pairs: Iterable[tuple[str, Tensor]]) -> str:
 
     Any change of any bit, key or shape changes it.
     """
-    lines = []
-    for name, tensor in pairs:
-        held = tensor.detach().cpu().contiguous()
-        own = hashlib.sha256(held.reshape(-1).view(torch.uint8).numpy().data).hexdigest()
-        lines.append(f"{name} {held.dtype} {list(held.shape)} {own}\n")
+    return digest_of(line_of(name, tensor) for name, tensor in pairs)
+
+
+def line_of(name: str, tensor: Tensor) -> str:
+    """What one tensor adds to a digest: for weights that come a few at a time."""
+    held = tensor.detach().cpu().contiguous()
+    own = hashlib.sha256(held.reshape(-1).view(torch.uint8).numpy().data).hexdigest()
+    return f"{name} {held.dtype} {list(held.shape)} {own}\n"
+
+
+def digest_of(lines: Iterable[str]) -> str:
+    """The digest of the tensors that these lines are of."""
     return hashlib.sha256("".join(sorted(lines)).encode()).hexdigest()
 
 

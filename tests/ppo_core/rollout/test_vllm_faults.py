@@ -19,8 +19,7 @@ from ppo_core.rollout.vllm_engine import VLLMEngine
 from ppo_core.rollout.weights import PolicyWeights, Probe, probe_of
 from ppo_core.rundir import ExitCode
 from tests.ppo_core.rollout.engine_contract import PROMPTS, SEEDS, contract_policy
-from tests.ppo_core.rollout.vllm_engines import started_engine, synced, vllm_config
-from tests.ppo_core.rollout.vllm_faults import FAULT_FILE
+from tests.ppo_core.rollout.vllm_engines import FAULT_FILE, started_engine, synced, vllm_config
 from tests.ppo_core.tiny_models import tiny_model
 from tests.ppo_core.toy_run import TOKENS, journal, make_toy, toy_segment
 

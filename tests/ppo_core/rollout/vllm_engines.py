@@ -14,6 +14,10 @@ from ppo_core.spec.groups import RolloutConfig
 from tests.ppo_core.rollout.engine_contract import rollout_config
 from tests.ppo_core.tiny_models import tiny_tokenizer
 
+# Names the file that says which fault an engine has, where it has any; see `vllm_faults`.
+FAULT_FILE = "PPO_TEST_ENGINE_FAULT"
+# Names the file in which an engine that is like one on a GPU notes what was called; see `vllm_gpu_like`.
+CALLS_FILE = "PPO_TEST_ENGINE_CALLS"
 SMALL = {"kv_cache_gib": 0.0625, "max_rows": 32}
 
 

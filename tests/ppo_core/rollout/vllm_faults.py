@@ -6,16 +6,17 @@ Each fault is one that vLLM or a loader could have; none is put into what the tr
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from ppo_core.rollout.shared_weights import read_weights
 from ppo_core.rollout.vllm_worker import WeightReceiver
-from ppo_core.rollout.weights import weights_digest
+from ppo_core.rollout.weights import line_of
+from tests.ppo_core.rollout.vllm_engines import FAULT_FILE
 
-FAULT_FILE = "PPO_TEST_ENGINE_FAULT"
 # Faults of rollouts leave the two rows of a sync's probe alone, which would find most of them before any rollout.
 PROBE_ROWS = 2
 
@@ -23,21 +24,27 @@ PROBE_ROWS = 2
 class FaultyReceiver(WeightReceiver):
     """Right as long as the file is missing or empty."""
 
-    def take_over(self, path: str, index: list[dict[str, Any]]) -> dict[str, Any]:
+    def begin_receiving(self) -> None:
         fault = _fault()
         _set_prefix_fault(fault == "stale prefix")
         _set_answer_fault(fault == "answers in another order")
         _set_memory_fault(fault == "out of memory", self)
         _set_worker_fault(fault == "rows in another order", self)
         if fault == "ignores":
-            # It says what it received, and goes on with what it had.
-            pairs = read_weights(path, index)
-            return {"digest": weights_digest(pairs), "num_tensors": len(pairs), "not_loaded": []}
+            self._note_and_go_on()
+            return
+        super().begin_receiving()
         if fault == "wrong bits":
-            index = [{**entry, "offset": index[0]["offset"]} if entry is index[-1] else entry for entry in index]
-        return super().take_over(path, index)
+            loaded = vars(self.get_model())["load_weights"]
+            vars(self.get_model())["load_weights"] = lambda weights: loaded(_one_bit_off(weights))
 
-    def load_pairs(self, pairs: list[tuple[str, Tensor]]) -> None:
+    def _note_and_go_on(self) -> None:
+        """It notes down what it is given to load, and goes on with what it had."""
+        lines: list[str] = []
+        self.received_lines = lines
+        vars(self.get_model())["load_weights"] = lambda weights: lines.extend(line_of(*pair) for pair in weights)
+
+    def load_pairs(self, load: Callable[..., Any], pairs: list[tuple[str, Tensor]]) -> Any:
         match _fault():
             case "half":
                 pairs = pairs[: len(pairs) // 2]
@@ -46,12 +53,17 @@ class FaultyReceiver(WeightReceiver):
             case "names swapped":
                 renamed = {"up_proj": "gate_proj", "gate_proj": "up_proj"}
                 pairs = [(_renamed(name, renamed), tensor) for name, tensor in pairs]
-        super().load_pairs(pairs)
+        return super().load_pairs(load, pairs)
 
 
 def _fault() -> str:
     path = Path(os.environ[FAULT_FILE])
     return path.read_text() if path.exists() else ""
+
+
+def _one_bit_off(weights: Iterable[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
+    *pairs, (name, tensor) = weights
+    return [*pairs, (name, torch.nextafter(tensor, tensor + 1))]
 
 
 def _renamed(name: str, renamed: dict[str, str]) -> str:
@@ -106,8 +118,6 @@ def _set_worker_fault(wanted: bool, worker: Any) -> None:
 
 def _set_memory_fault(wanted: bool, worker: Any) -> None:
     """More than five rows at once are too many."""
-    import torch
-
     runner = worker.model_runner
     plain = _plain(type(runner), "execute_model")
 
