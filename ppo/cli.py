@@ -33,6 +33,9 @@ def train(
     ] = None,
     set_: Overrides = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --run-dir.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check it and say what it means and needs; start nothing.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Run SPEC in this terminal, with no platform. Ctrl-C stops it with a checkpoint.
@@ -43,6 +46,13 @@ def train(
     from ppo import train as training
 
     with show.errors(json):
+        if dry_run:
+            found = training.what_it_means(spec, set_ or [])
+            if json:
+                show.as_json(found.as_dict())
+            else:
+                show.dry_run(found.news, found.warnings, "nothing was started")
+            return
         attempt = training.prepare(spec, set_ or [], run_dir, resume)
         if attempt is None:
             show.line(f"the run in {run_dir} has reached its end already", show.err)

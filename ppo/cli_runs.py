@@ -55,7 +55,7 @@ def submit(
             if json:
                 show.as_json(answer)
             else:
-                show.dry_run(answer)
+                show.dry_run(answer["meaning"], answer["warnings"], "nothing was queued")
             return
         run = client.submit(fields)
         for warning in warnings_of(parse_spec(fields)):

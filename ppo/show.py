@@ -18,7 +18,7 @@ from ppo.client import AccessError, ClientError, NotFoundError, RequestError, Un
 from ppo.exits import Exit
 from ppo.finding import AmbiguousRunError
 from ppo.run_view import MAIN_METRICS, number
-from ppo.wire import Command, DryRun, Run
+from ppo.wire import Command, Run
 from ppo_core.spec import SpecFaults
 
 out = Console()
@@ -110,13 +110,13 @@ def command(command: Command) -> None:
     line(f"{command['kind']} {command['status']}{detail}  ({command['id']})")
 
 
-def dry_run(answer: DryRun) -> None:
+def dry_run(meaning: Iterable[str], warnings: Iterable[str], end: str) -> None:
     """What a spec would do."""
-    for text in answer["meaning"]:
+    for text in meaning:
         line(text)
-    for text in answer["warnings"]:
+    for text in warnings:
         line(f"warning: {text}")
-    line("nothing was queued")
+    line(end)
 
 
 @contextlib.contextmanager

@@ -25,7 +25,9 @@ from ppo.pruning import Pruner
 from ppo.ranks import start_ranks
 from ppo.run_view import view_for
 from ppo.spec_file import read_spec_file
+from ppo.this_machine import shortfalls
 from ppo_core.errors import RunDirectoryError
+from ppo_core.estimate import Estimate, estimate
 from ppo_core.rundir import (
     LEAVING_GRACE_S,
     LOST_GRACE_S,
@@ -51,7 +53,6 @@ from ppo_core.rundir import (
     send_command,
 )
 from ppo_core.spec import Fault, RunSpec, SpecFaults, check_files, parse_spec
-from ppo_core.spec.advice import warnings_of
 
 LOOK_EVERY_S = 0.1
 
@@ -76,10 +77,7 @@ def prepare(spec_file: Path, overrides: Sequence[str], run_dir: Path | None, res
     Raises:
         SpecFaults: all faults of the spec and of the files that it names, or a folder that cannot be used.
     """
-    spec = parse_spec(read_spec_file(spec_file, overrides))
-    faults = check_files(spec)
-    if faults:
-        raise SpecFaults(faults)
+    spec = _checked(spec_file, overrides)
     if resume:
         folder = run_dir or _missing_run_dir()
         start = _start_again(folder, spec)
@@ -99,6 +97,15 @@ def prepare(spec_file: Path, overrides: Sequence[str], run_dir: Path | None, res
     return Attempt(spec, folder.resolve(), segment, attempts + 1)
 
 
+def what_it_means(spec_file: Path, overrides: Sequence[str]) -> Estimate:
+    """The same checks, and what the spec means in numbers; nothing is made or started.
+
+    Raises:
+        SpecFaults: as `prepare`.
+    """
+    return estimate(_checked(spec_file, overrides))
+
+
 def train(attempt: Attempt, console: Console, as_json: bool) -> Exit:
     """Run the trainer to its end and show it. Ctrl-C, SIGTERM and SIGHUP ask for a stop; a second one kills."""
     view = view_for(console, attempt.spec.iterations)
@@ -110,7 +117,8 @@ def train(attempt: Attempt, console: Console, as_json: bool) -> Exit:
         console.print(
             f"run directory {attempt.run_dir}, log {attempt.log}{others}", markup=False, highlight=False, soft_wrap=True
         )
-        for warning in warnings_of(attempt.spec):
+        found = estimate(attempt.spec)
+        for warning in (*found.warnings, *shortfalls(found, attempt.run_dir)):
             console.print(f"warning: {warning}", markup=False, highlight=False, soft_wrap=True)
     end: Event | None = None
     ended_at = 0.0
@@ -152,6 +160,14 @@ def train(attempt: Attempt, console: Console, as_json: bool) -> Exit:
         _say(console, as_json, "killed; go on from the last checkpoint with --resume")
         return Exit.STOPPED
     return _outcome(attempt, end, exits, console, as_json)
+
+
+def _checked(spec_file: Path, overrides: Sequence[str]) -> RunSpec:
+    spec = parse_spec(read_spec_file(spec_file, overrides))
+    faults = check_files(spec)
+    if faults:
+        raise SpecFaults(faults)
+    return spec
 
 
 def _to_stderr(line: str) -> None:

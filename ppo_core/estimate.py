@@ -10,11 +10,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from ppo_core.memory import PROGRAM_BYTES, MemoryEstimate, Networks, bytes_a_weight, memory_of, trained_parameters
+from ppo_core.memory import MemoryEstimate, memory_of
+from ppo_core.memory_words import memory_lines, memory_warnings
+from ppo_core.memory_words import size_text as size_text
 from ppo_core.model_shape import ModelShape, model_shape
 from ppo_core.spec import RunSpec
 from ppo_core.spec.advice import warnings_of
 from ppo_core.spec.files import model_config
+from ppo_core.state_memory import Networks, bytes_a_weight, trained_parameters
 
 # One token of a kept sample: ids, text and seven numbers as JSON.
 SAMPLE_BYTES_A_TOKEN = 180
@@ -36,6 +39,11 @@ class Estimate:
     disk_bytes: int | None
     warnings: tuple[str, ...]
     meaning: tuple[str, ...]
+
+    @property
+    def news(self) -> tuple[str, ...]:
+        """The lines of `meaning` that no warning begins with: what one says with its remedy is not said again."""
+        return tuple(line for line in self.meaning if not any(text.startswith(line) for text in self.warnings))
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON can hold it."""
@@ -74,8 +82,9 @@ def estimate(spec: RunSpec, config: Mapping[str, Any] | None = None) -> Estimate
         warnings=(),
         meaning=(),
     )
-    unknown = _unknown(policy, reward_parameters)
-    return replace(numbers, warnings=(*warnings_of(spec), *unknown), meaning=_meaning(spec, numbers))
+    about_memory = () if memory is None else memory_warnings(spec, memory)
+    warnings = (*warnings_of(spec), *_unknown(policy, reward_parameters), *about_memory)
+    return replace(numbers, warnings=warnings, meaning=_meaning(spec, numbers))
 
 
 def _config(folder: str) -> Mapping[str, Any]:
@@ -139,17 +148,11 @@ def _meaning(spec: RunSpec, numbers: Estimate) -> tuple[str, ...]:
         *_corrections(spec),
     ]
     if numbers.memory is not None and numbers.policy_parameters is not None:
-        memory = numbers.memory
-        phases = ", ".join(f"{phase} {_size(held)}" for phase, held in memory.phases.items())
-        lines += [
-            f"a policy of {numbers.policy_parameters:,} parameters, about {_size(memory.peak_bytes)} of memory at the "
-            f"peak, {_size(memory.states_bytes)} of it weights, gradients and moments",
-            f"memory by phase, the program's own {_size(PROGRAM_BYTES)} aside: {phases}",
-        ]
+        lines += memory_lines(spec, numbers.memory, numbers.policy_parameters)
     if numbers.checkpoint_bytes is not None and numbers.disk_bytes is not None:
         lines.append(
-            f"{_count(numbers.checkpoints_kept, 'checkpoint')} of {_size(numbers.checkpoint_bytes)} stay, "
-            f"about {_size(numbers.disk_bytes)} of disk"
+            f"{_count(numbers.checkpoints_kept, 'checkpoint')} of {size_text(numbers.checkpoint_bytes)} stay, "
+            f"about {size_text(numbers.disk_bytes)} of disk"
         )
     lines.append(_watching(spec))
     return tuple(lines)
@@ -185,11 +188,3 @@ def _count(number: int, noun: str) -> str:
     if number == 1:
         return f"1 {noun}"
     return f"{number:,} {noun}{'es' if noun == 'minibatch' else 's'}"
-
-
-def _size(num_bytes: float) -> str:
-    for unit in ("B", "KiB", "MiB"):
-        if num_bytes < 1024:
-            return f"{num_bytes:.3g} {unit}"
-        num_bytes /= 1024
-    return f"{num_bytes:,.1f} GiB"

@@ -10,10 +10,18 @@ from dataclasses import dataclass
 from ppo_core.model_shape import ModelShape
 from ppo_core.pass_memory import FLOAT, Tokens, decoding_bytes, head_bytes, kept_bytes, passing_bytes
 from ppo_core.spec import RunSpec
+from ppo_core.state_memory import (
+    Networks,
+    StateBytes,
+    Workspace,
+    bytes_a_weight,
+    states_of,
+    trained_parameters,
+    workspace_of,
+)
 
 # Interpreter, torch and transformers, before any weight: measured as about 0.5 GiB resident on a CPU.
 PROGRAM_BYTES = 512 * 1024**2
-_MOMENTS = 2
 # Tokens of a reward model's forward pass.
 _REWARD_TOKENS = 8192
 # Most rows and columns of the matrix products that the machine's speed is measured with.
@@ -21,60 +29,21 @@ _CALIBRATION_ROWS, _CALIBRATION_COLUMNS = 4096, 16384
 
 
 @dataclass(frozen=True)
-class Networks:
-    """What a run loads. `rewards` are the reward models whose sizes are known."""
-
-    policy: ModelShape
-    critic: ModelShape | None
-    rewards: tuple[ModelShape, ...]
-
-
-@dataclass(frozen=True)
-class StateBytes:
-    """What stays for the whole run, `trained` the number of trained parameters; a weight has 4 bytes, or 2 in bfloat16.
-
-    weights     of what is trained, as the passes read it
-    masters     4 · trained in bfloat16; a float32 weight is its own master
-    moments     8 · trained
-    gradients   4 · trained, in bfloat16 too: they are added up on the masters; between optimizer steps there are none
-    frozen      the reference, and the weights beside which adapters lie
-    rewards     4 bytes a weight of the reward models, where they share this memory: they are always in the host's
-    """
-
-    weights_bytes: int
-    masters_bytes: int
-    moments_bytes: int
-    gradients_bytes: int
-    frozen_bytes: int
-    rewards_bytes: int
-
-    @property
-    def total(self) -> int:
-        return self.resident + self.gradients_bytes
-
-    @property
-    def resident(self) -> int:
-        """All but gradients."""
-        return self.loaded + self.moments_bytes
-
-    @property
-    def loaded(self) -> int:
-        """What there is before the first optimizer step."""
-        return self.weights_bytes + self.masters_bytes + self.frozen_bytes + self.rewards_bytes
-
-
-@dataclass(frozen=True)
 class MemoryEstimate:
-    """Bytes of the trainer. A phase is what is held at its fullest moment, the states among it.
+    """Bytes of one rank, the one that holds most; on a GPU if the run has GPUs. A phase is what is held at its fullest
+    moment, the states among it.
 
     loading     all weights, and what the machine's speed is measured with
-    rollout     and scoring and evaluation: states without gradients, and the larger of decoding and a reward model's
+    rollout     and scoring and evaluation: the larger of decoding, by the transformers engine, and a reward model's
                 pass
-    logprobs    states without gradients, a pass that keeps nothing, and logits
-    update      states without gradients, and the larger of what a microbatch keeps, logits included, and the gradients;
-                both where an optimizer step has several microbatches
-    saving      states without gradients, and a copy of the policy
+    logprobs    a pass that keeps nothing, and logits
+    update      gradients, and what a microbatch keeps, logits included; the larger of the two where an optimizer step
+                has one microbatch and its gradients come and go
+    saving      a copy of the policy, in main memory
     peak        the fullest phase, and the program itself
+    engines     vLLM processes beside the rank, on the same GPU: weights, and a key-value cache of all rows that they
+                generate at once (on a CPU what `rollout.vllm.kv_cache_gib` says)
+    host        all ranks together in main memory, and their engines where there is no GPU
     """
 
     states: StateBytes
@@ -86,6 +55,8 @@ class MemoryEstimate:
     update_bytes: int
     saving_bytes: int
     peak_bytes: int
+    engines_bytes: int
+    host_bytes: int
 
     @property
     def phases(self) -> dict[str, int]:
@@ -101,69 +72,105 @@ class MemoryEstimate:
 
 def memory_of(spec: RunSpec, networks: Networks) -> MemoryEstimate:
     """The memory that a run of `spec` takes."""
-    policy = networks.policy
-    states = _states(spec, networks)
-    weight = bytes_a_weight(spec)
-    microbatch, several = _largest_microbatch(spec)
-    whole = _whole_pass(spec)
-    activations = sum(
-        kept_bytes(shape, microbatch, spec.policy.gradient_checkpointing)
-        for shape in (policy, networks.critic)
-        if shape is not None
-    ) + head_bytes(policy, _positions(spec, microbatch.tokens))
-    gradients = states.gradients_bytes + _new_gradient(spec, policy, several)
-    rollout = max(
-        decoding_bytes(policy, spec.rollout.batch_size, spec.data.max_prompt_tokens, _longest(spec), weight),
-        max((_reward_pass(spec, shape) for shape in networks.rewards), default=0),
-    )
-    widest = max(passing_bytes(shape, whole) for shape in (policy, networks.critic) if shape is not None)
-    # A weight with its adapters merged in, and what they add to it.
-    merged = 0 if spec.policy.lora is None else 2 * policy.hidden * policy.intermediate
-    phases = {
-        "loading": states.loaded + _calibration(spec, policy),
-        "rollout": states.resident + rollout,
-        "logprobs": states.resident + widest + head_bytes(policy, _positions(spec, whole.tokens)),
-        "update": states.resident + (activations + gradients if several else max(activations, gradients)),
-        "saving": states.resident + weight * (policy.parameters + merged),
-    }
+    states = states_of(spec, networks)
+    workspace = workspace_of(spec, networks, states)
+    activations = _activations(spec, networks)
+    phases = _phases(spec, networks, states, workspace, activations)
+    peak = PROGRAM_BYTES + max(phases.values())
+    engines = _engines(spec, networks.policy)
     return MemoryEstimate(
         states=states,
         states_bytes=states.total,
         activations_bytes=activations,
         **{f"{phase}_bytes": held for phase, held in phases.items()},
-        peak_bytes=PROGRAM_BYTES + max(phases.values()),
+        peak_bytes=peak,
+        engines_bytes=engines,
+        host_bytes=_beside_gpus(spec, networks, states)
+        if spec.resources.gpus
+        else spec.training.ranks * (peak + engines) - (spec.training.ranks - 1) * states.rewards_bytes,
     )
 
 
-def trained_parameters(spec: RunSpec, policy: ModelShape, critic: ModelShape | None) -> int:
-    """Trained parameters: the policy's or its adapters', and those of a value head (one linear map) or critic."""
-    own = policy.parameters if spec.policy.lora is None else policy.adapter_parameters(spec.policy.lora.rank)
-    head = (policy if critic is None else critic).hidden + 1
-    return own + head + (0 if critic is None else critic.body_parameters)
+def _phases(
+    spec: RunSpec, networks: Networks, states: StateBytes, workspace: Workspace, activations: int
+) -> dict[str, int]:
+    policy, weight, on_gpu = networks.policy, bytes_a_weight(spec), spec.resources.gpus > 0
+    offloads = on_gpu and spec.training.offload != "none"
+    moved = states.optimizer if offloads else 0
+    gradients = 0 if offloads else states.all_gradients - workspace.kept
+    kept = 0 if offloads else workspace.kept
+    resident = states.loaded + states.moments_bytes + states.all_gradients - moved - gradients
+    whole = _whole_pass(spec)
+    widest = max(passing_bytes(shape, whole) for shape in (policy, networks.critic) if shape is not None)
+    passing = activations + workspace.whole + workspace.backward
+    if _steps_have_several(spec) or spec.training.engine != "local":
+        update = gradients + max(passing, workspace.step)
+    else:
+        update = max(activations, gradients + workspace.backward)
+    # A weight with its adapters merged in, and what they add to it.
+    merged = 0 if spec.policy.lora is None else 2 * policy.hidden * policy.intermediate
+    loaded = states.loaded + kept - (states.masters_bytes if offloads else 0)
+    return {
+        # Before ZeRO has partitioned it, every rank has the whole policy.
+        "loading": max(loaded + _calibration(spec, policy), weight * (policy.parameters + policy.parameters)),
+        "rollout": resident + _generation(spec, networks),
+        "logprobs": resident + workspace.whole + widest + head_bytes(policy, _positions(spec, whole.tokens)),
+        "update": resident + update,
+        "saving": resident + weight * (merged + (0 if on_gpu else policy.parameters)),
+    }
 
 
-def bytes_a_weight(spec: RunSpec) -> int:
-    """Bytes of one weight of policy, reference and critic."""
-    return 2 if spec.policy.dtype == "bfloat16" else FLOAT
+def _activations(spec: RunSpec, networks: Networks) -> int:
+    """What the largest microbatch of a rank keeps, logits included."""
+    microbatch = _over(spec, _microbatch_rows(spec))
+    shapes = (networks.policy, networks.critic)
+    kept = [kept_bytes(shape, microbatch, spec.policy.gradient_checkpointing) for shape in shapes if shape is not None]
+    return sum(kept) + head_bytes(networks.policy, _positions(spec, microbatch.tokens))
 
 
-def _states(spec: RunSpec, networks: Networks) -> StateBytes:
-    weight = bytes_a_weight(spec)
-    trained = trained_parameters(spec, networks.policy, networks.critic)
-    copies = 1 if spec.policy.lora is None else 2
-    on_gpu = spec.resources.gpus > 0
-    return StateBytes(
-        weights_bytes=weight * trained,
-        masters_bytes=0 if weight == FLOAT else FLOAT * trained,
-        moments_bytes=_MOMENTS * FLOAT * trained,
-        gradients_bytes=FLOAT * trained,
-        frozen_bytes=copies * weight * networks.policy.parameters,
-        rewards_bytes=0 if on_gpu else FLOAT * sum(shape.body_parameters for shape in networks.rewards),
-    )
+def _generation(spec: RunSpec, networks: Networks) -> int:
+    decoding = 0
+    if spec.rollout.engine == "transformers":
+        prompt, rows = spec.data.max_prompt_tokens, _own(spec, spec.rollout.batch_size)
+        decoding = decoding_bytes(networks.policy, rows, prompt, _longest(spec), bytes_a_weight(spec))
+    rewards = () if spec.resources.gpus else networks.rewards
+    return max(decoding, max((_reward_pass(spec, shape) for shape in rewards), default=0))
+
+
+def _engines(spec: RunSpec, policy: ModelShape) -> int:
+    if spec.rollout.engine != "vllm":
+        return 0
+    options, weight = spec.rollout.vllm, bytes_a_weight(spec)
+    rows = min(options.max_rows, _share(_own(spec, spec.rollout.batch_size), options.replicas))
+    cache = weight * policy.kv_elements * rows * _longest(spec)
+    if not spec.resources.gpus:
+        cache = int(options.kv_cache_gib * 2**30) + PROGRAM_BYTES
+    return options.replicas * _share(weight * policy.parameters + cache, options.tensor_parallel)
+
+
+def _beside_gpus(spec: RunSpec, networks: Networks, states: StateBytes) -> int:
+    """Main memory of all ranks beside their GPUs: programs, what is offloaded, reward models on rank 0, and the larger
+    of a policy on its way to each rank's GPU and what is copied out at a save."""
+    ranks, weight, policy = spec.training.ranks, bytes_a_weight(spec), networks.policy
+    offloaded = states.optimizer if spec.training.offload != "none" else 0
+    trained = trained_parameters(spec, policy, networks.critic)
+    saved = weight * policy.parameters + 3 * FLOAT * trained
+    rewards = sum(FLOAT * shape.body_parameters for shape in networks.rewards)
+    reading = max((_reward_pass(spec, shape) for shape in networks.rewards), default=0)
+    return ranks * (PROGRAM_BYTES + offloaded) + rewards + max(ranks * weight * policy.parameters, saved, reading)
 
 
 def _longest(spec: RunSpec) -> int:
     return spec.data.max_prompt_tokens + spec.rollout.max_new_tokens
+
+
+def _share(whole: int, parts: int) -> int:
+    return -(-whole // parts)
+
+
+def _own(spec: RunSpec, rows: int) -> int:
+    """Most of so many rows that are one rank's."""
+    return _share(rows, spec.training.ranks)
 
 
 def _positions(spec: RunSpec, tokens: int) -> int:
@@ -182,41 +189,40 @@ def _fitting(spec: RunSpec, budget: int) -> int:
 
 
 def _kept_plan(spec: RunSpec) -> tuple[int, int]:
-    """Rows of a microbatch, and microbatches, of the plan that bfloat16 keeps: at least one for each optimizer step."""
-    budget, batch = spec.update.token_budget, spec.rollout.batch_size
-    while -(-batch // _fitting(spec, budget)) < spec.update.minibatches:
+    """Rows of a rank's microbatch, and its microbatches, of the plan that bfloat16 keeps: at least one for each
+    optimizer step."""
+    budget, batch = spec.update.token_budget, _own(spec, spec.rollout.batch_size)
+    while _share(batch, _fitting(spec, budget)) < min(spec.update.minibatches, batch):
         budget //= 2
     rows = min(batch, _fitting(spec, budget))
-    return rows, -(-batch // rows)
+    return rows, _share(batch, rows)
 
 
-def _largest_microbatch(spec: RunSpec) -> tuple[Tokens, bool]:
-    """The largest microbatch of an update, all rows at their longest, and whether an optimizer step has several."""
+def _dealt(spec: RunSpec) -> int:
+    """Most rows of a float32 minibatch that one rank has."""
+    return _own(spec, _share(spec.rollout.batch_size, spec.update.minibatches))
+
+
+def _microbatch_rows(spec: RunSpec) -> int:
+    """Rows of the largest microbatch of an update, all rows at their longest."""
     if spec.policy.dtype == "bfloat16":
-        rows, parts = _kept_plan(spec)
-        return _over(spec, rows), parts > spec.update.minibatches
-    dealt = -(-spec.rollout.batch_size // spec.update.minibatches)
-    fitting = _fitting(spec, spec.update.token_budget)
-    return _over(spec, min(dealt, fitting)), dealt > fitting
+        return _kept_plan(spec)[0]
+    return min(_dealt(spec), _fitting(spec, spec.update.token_budget))
+
+
+def _steps_have_several(spec: RunSpec) -> bool:
+    """Whether an optimizer step has several microbatches of one rank, all rows at their longest."""
+    if spec.policy.dtype == "bfloat16":
+        return _kept_plan(spec)[1] > spec.update.minibatches
+    return _dealt(spec) > _microbatch_rows(spec)
 
 
 def _whole_pass(spec: RunSpec) -> Tokens:
     """The largest microbatch of the pass over a whole rollout."""
     if spec.policy.dtype == "bfloat16":
         return _over(spec, _kept_plan(spec)[0])
-    return _over(spec, min(spec.rollout.batch_size, _fitting(spec, spec.update.token_budget)))
-
-
-def _new_gradient(spec: RunSpec, policy: ModelShape, several: bool) -> int:
-    """The gradient of the largest matrix, beside the sum that it is added to; in bfloat16 it is made float32 first."""
-    if spec.policy.lora is not None:
-        return 0
-    weight = bytes_a_weight(spec)
-    return _largest_matrix(policy) * (weight + (FLOAT if several and weight < FLOAT else 0))
-
-
-def _largest_matrix(policy: ModelShape) -> int:
-    return max(policy.head_matmul, policy.hidden * policy.intermediate)
+    rows = _own(spec, spec.rollout.batch_size)
+    return _over(spec, min(rows, _fitting(spec, spec.update.token_budget)))
 
 
 def _calibration(spec: RunSpec, policy: ModelShape) -> int:
@@ -227,8 +233,6 @@ def _calibration(spec: RunSpec, policy: ModelShape) -> int:
 
 def _reward_pass(spec: RunSpec, shape: ModelShape) -> int:
     """A reward model's pass over texts as long as the policy's rows."""
-    if spec.resources.gpus > 0:
-        return 0
     longest = _longest(spec)
     tokens = max(longest, min(_REWARD_TOKENS, spec.rollout.batch_size * longest))
     return passing_bytes(shape, Tokens(tokens, longest, FLOAT))

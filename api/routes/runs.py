@@ -153,8 +153,7 @@ def _dry_run(body: SpecBody, settings: Settings) -> DryRun:
         spec_yaml=spec_yaml(fields),
         warnings=list(found.warnings),
         estimate=found.as_dict(),
-        # What a warning says with its remedy is not said once more without.
-        meaning=[line for line in found.meaning if not any(text.startswith(line) for text in found.warnings)],
+        meaning=list(found.news),
     )
 
 

@@ -36,7 +36,7 @@ class LiveTensors(TorchDispatchMode):
     ) -> Any:
         made = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(made):
-            if isinstance(leaf, torch.Tensor):
+            if isinstance(leaf, torch.Tensor) and leaf.device.type != "meta":
                 self._count(leaf.untyped_storage())
         return made
 

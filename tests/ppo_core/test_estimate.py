@@ -167,11 +167,12 @@ def test_the_estimate_is_strict_json() -> None:
     assert isinstance(again["meaning"], list)
 
 
-def test_a_trained_weight_in_bfloat16_takes_eighteen_bytes() -> None:
-    """2, and a float32 master, gradient and two moments; a frozen one 2."""
+def test_a_trained_weight_in_bfloat16_takes_sixteen_bytes() -> None:
+    """2 and a gradient of 2, a float32 master and two moments; a frozen one 2. Gradients are added up in 4, not 2."""
     found = estimate(spec_with(policy={"dtype": "bfloat16"}), TINY)
     assert found.memory is not None
-    assert found.memory.states_bytes == 18 * (TINY_PARAMETERS + 33) + 2 * TINY_PARAMETERS
+    assert found.memory.states_bytes == 16 * (TINY_PARAMETERS + 33) + 2 * TINY_PARAMETERS
+    assert found.memory.states.gradient_sums_bytes == 2 * (TINY_PARAMETERS + 33)
     assert found.checkpoint_bytes == 2 * TINY_PARAMETERS + 12 * (TINY_PARAMETERS + 33)
 
 
