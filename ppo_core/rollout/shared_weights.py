@@ -72,7 +72,11 @@ def read_weights(path: str, index: list[dict[str, Any]]) -> list[tuple[str, Tens
         mapped = mmap.mmap(memory.fileno(), 0, access=mmap.ACCESS_COPY)
     pairs = []
     for entry in index:
-        count = torch.Size(entry["shape"]).numel()
-        flat = torch.frombuffer(mapped, dtype=getattr(torch, entry["dtype"]), count=count, offset=entry["offset"])
+        dtype, count = getattr(torch, entry["dtype"]), torch.Size(entry["shape"]).numel()
+        flat = (
+            torch.frombuffer(mapped, dtype=dtype, count=count, offset=entry["offset"])
+            if count
+            else torch.empty(0, dtype=dtype)
+        )
         pairs.append((entry["name"], flat.view(entry["shape"])))
     return pairs

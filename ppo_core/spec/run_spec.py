@@ -74,6 +74,14 @@ class RunSpec(Group):
                 f"at least {MIN_ROWS_FOR_SLOPE} responses; raise rollout.batch_size or set the baseline to none"
             )
             misfits.append(("/reward/length_baseline", message))
+        spread = self.rollout.vllm.tensor_parallel
+        needed = self.training.ranks * spread
+        if self.rollout.engine == "vllm" and spread > 1 and self.resources.gpus != needed:
+            message = (
+                f"rollout.vllm.tensor_parallel is {spread} and training.ranks {self.training.ranks}, which takes "
+                f"{needed} GPUs, but resources.gpus is {self.resources.gpus}; set one of them so that they fit"
+            )
+            misfits.append(("/rollout/vllm/tensor_parallel", message))
         judge = self.gate.judge
         if judge is not None and self.data.held_out is None:
             message = "gate.judge needs data.held_out: the judge compares answers to held-out prompts; name a file"

@@ -37,6 +37,14 @@ def rollout_config(**changes: Any) -> RolloutConfig:
     return RolloutConfig(**{"max_new_tokens": MAX_NEW_TOKENS, **changes})
 
 
+def said_by(policy: PolicyModel, prompt: list[int], response: Response, temperature: float) -> torch.Tensor:
+    """[tokens]: the policy's own logprobs of a response."""
+    ids = torch.tensor([prompt + response.ids])
+    mask = torch.arange(1, ids.shape[1]).unsqueeze(0) >= len(prompt)
+    with torch.no_grad():
+        return policy.logprobs(ids, torch.ones_like(ids), mask, temperature=temperature)[mask]
+
+
 class EngineContract:
     """`make` gives an engine with these settings that holds `policy` as version 4."""
 
@@ -130,7 +138,7 @@ class SamplingContract(EngineContract):
     def test_logprobs_are_of_the_distribution_that_is_sampled(self, temperature: float) -> None:
         responses = self.make(rollout_config(temperature=temperature)).generate(PROMPTS, seeds=SEEDS)
         for prompt, one in zip(PROMPTS, responses, strict=True):
-            expected = self.said_by_policy(prompt, one, temperature)
+            expected = said_by(self.policy, prompt, one, temperature)
             assert torch.tensor(one.logprobs) == pytest.approx(expected, abs=TOLERANCE)
 
     def test_a_low_temperature_draws_the_likeliest_token(self) -> None:
@@ -155,13 +163,6 @@ class SamplingContract(EngineContract):
             assert ends == (one.finish_reason == "stop")
             reasons.add((one.finish_reason, one.ids[-1] == END))
         assert ("stop", False) in reasons
-
-    def said_by_policy(self, prompt: list[int], response: Response, temperature: float) -> torch.Tensor:
-        """[tokens]: the policy's own logprobs of a response."""
-        ids = torch.tensor([prompt + response.ids])
-        mask = torch.arange(1, ids.shape[1]).unsqueeze(0) >= len(prompt)
-        with torch.no_grad():
-            return self.policy.logprobs(ids, torch.ones_like(ids), mask, temperature=temperature)[mask]
 
     def likeliest(self, prompt: list[int], response: Response) -> list[int]:
         """The policy's likeliest token where each token of a response stands."""

@@ -9,17 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from ppo_core.errors import RolloutError, WeightSyncError
 from ppo_core.main import run_segment
-from ppo_core.models.policy import PolicyModel
 from ppo_core.rollout.engine import Response, SyncReport
 from ppo_core.rollout.vllm_engine import VLLMEngine
 from ppo_core.rollout.weights import PolicyWeights, Probe, probe_of
 from ppo_core.rundir import ExitCode
 from tests.ppo_core.rollout.engine_contract import PROMPTS, SEEDS, contract_policy
-from tests.ppo_core.rollout.vllm_engines import FAULT_FILE, started_engine, synced, vllm_config
+from tests.ppo_core.rollout.vllm_engines import FAULT_FILE, moved, started_engine, synced, vllm_config
 from tests.ppo_core.tiny_models import tiny_model
 from tests.ppo_core.toy_run import TOKENS, journal, make_toy, toy_segment
 
@@ -70,13 +68,6 @@ def faults(started: Faults) -> Iterator[Faults]:
     started.put_in("")
     yield started
     started.put_in("")
-
-
-def moved(policy: PolicyModel, by: float = 0.02) -> PolicyModel:
-    with torch.no_grad():
-        for number, parameter in enumerate(policy.parameters()):
-            parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number)) * by)
-    return policy
 
 
 @pytest.mark.parametrize(("fault", "message"), PUT_INTO_SYNC.items())

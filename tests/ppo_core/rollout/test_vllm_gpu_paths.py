@@ -14,8 +14,8 @@ from ppo_core.rollout.cuda_ipc import CudaIPCWeights, Handles
 from ppo_core.rollout.vllm_engine import VLLMEngine
 from ppo_core.rollout.vllm_settings import CUDA_IPC
 from ppo_core.rollout.weights import PolicyWeights, probe_of
-from tests.ppo_core.rollout.engine_contract import PROMPTS, SEEDS, contract_policy
-from tests.ppo_core.rollout.vllm_engines import CALLS_FILE, started_engine, synced, vllm_config
+from tests.ppo_core.rollout.engine_contract import PROMPTS, SEEDS, TOLERANCE, contract_policy, said_by
+from tests.ppo_core.rollout.vllm_engines import CALLS_FILE, moved, started_engine, synced, vllm_config
 from tests.ppo_core.rollout.vllm_gpu_like import exported_memory, shared_buffer
 
 pytestmark = pytest.mark.engines
@@ -51,16 +51,17 @@ def engine(started: tuple[VLLMEngine, Path]) -> VLLMEngine:
     return engine
 
 
-def test_weights_come_in_parts_and_the_engine_sleeps_between(
-    started: tuple[VLLMEngine, Path], engine: VLLMEngine
-) -> None:
+def test_weights_come_in_parts_and_it_sleeps_between(started: tuple[VLLMEngine, Path], engine: VLLMEngine) -> None:
     policy, calls = contract_policy(), started[1]
     first = synced(engine, policy, 1).generate(PROMPTS, seeds=SEEDS)
     calls.write_text("")
     engine.rest()
+    moved(policy)
     synced(engine, policy, 2)
     again = engine.generate(PROMPTS, seeds=SEEDS)
-    assert [one.ids for one in again] == [one.ids for one in first]
+    assert [one.ids for one in again] != [one.ids for one in first]
+    for prompt, one in zip(PROMPTS, again, strict=True):
+        assert torch.tensor(one.logprobs) == pytest.approx(said_by(policy, prompt, one, 1.0), abs=TOLERANCE)
     told = calls.read_text().splitlines()
     num_parts = told.count("update_weights")
     assert num_parts > 3

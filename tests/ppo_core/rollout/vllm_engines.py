@@ -6,6 +6,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ppo_core.models.policy import PolicyModel
 from ppo_core.rollout.vllm_engine import VLLMEngine
 from ppo_core.rollout.weights import PolicyWeights, probe_of
@@ -33,6 +35,14 @@ def started_engine(policy: PolicyModel, logs: Path, config: RolloutConfig, **mor
 def synced(engine: VLLMEngine, policy: PolicyModel, version: int = 4) -> VLLMEngine:
     engine.sync_weights(PolicyWeights(policy), probe_of(policy), version)
     return engine
+
+
+def moved(policy: PolicyModel, by: float = 0.02) -> PolicyModel:
+    """The same policy, each of its weights a little elsewhere."""
+    with torch.no_grad():
+        for number, parameter in enumerate(policy.parameters()):
+            parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number)) * by)
+    return policy
 
 
 def is_gone(pid: int) -> bool:

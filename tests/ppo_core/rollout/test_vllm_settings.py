@@ -1,0 +1,68 @@
+"""What vLLM is started with, and what is refused before any process is started."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ppo_core.errors import DataError
+from ppo_core.models.policy import PolicyModel
+from ppo_core.rollout.vllm_settings import environment_of, settings_of
+from tests.ppo_core.rollout.engine_contract import contract_policy
+from tests.ppo_core.rollout.vllm_engines import started_engine, vllm_config
+from tests.ppo_core.tiny_models import tiny_model
+
+
+def settings(policy: PolicyModel, **changes: Any) -> dict[str, Any]:
+    config = vllm_config(**changes)
+    return settings_of(policy, config, folder=Path("m"), max_prompt_tokens=20, transfer="t", extension="e")["engine"]
+
+
+def test_nothing_is_left_to_the_models_folder() -> None:
+    found = settings(contract_policy())
+    assert found["generation_config"] == "vllm"
+    assert found["logprobs_mode"] == "processed_logprobs"
+    assert found["dtype"] == "float32"
+    assert found["max_num_seqs"] == 32
+    assert found["kv_cache_memory_bytes"] == 2**26
+
+
+def test_prompt_response_and_canary_fit_and_the_context_is_not_exceeded() -> None:
+    assert settings(contract_policy(), max_new_tokens=40)["max_model_len"] == 60
+    assert settings(contract_policy(), max_new_tokens=2)["max_model_len"] == 35
+    assert settings(contract_policy(), max_new_tokens=500)["max_model_len"] == 128
+
+
+def test_a_rank_is_not_the_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_PORT": "5", "OMP_NUM_THREADS": "3"}.items():
+        monkeypatch.setenv(name, value)
+    found = environment_of(torch.device("cpu"), num_replicas=2)
+    assert not {"RANK", "WORLD_SIZE", "MASTER_PORT"} & found.keys()
+    assert (found["OMP_NUM_THREADS"], found["VLLM_ENABLE_V1_MULTIPROCESSING"]) == ("3", "0")
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    assert int(environment_of(torch.device("cpu"), num_replicas=64)["OMP_NUM_THREADS"]) >= 1
+
+
+def test_heads_that_vllm_cannot_run_on_a_processor_are_refused_by_number(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="attention heads have 8 dimensions; vLLM on a processor takes 32, 64"):
+        started_engine(PolicyModel(tiny_model()), tmp_path, vllm_config())
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_vllm_the_remedy_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "vllm" else found(name))
+    with pytest.raises(DataError, match="vLLM is not installed here") as error:
+        started_engine(contract_policy(), tmp_path, vllm_config())
+    assert "requirements/engines.txt" in error.value.hint
+
+
+def test_the_trainers_side_does_not_load_vllm() -> None:
+    code = "import sys, ppo_core.rollout.vllm_engine; sys.exit('vllm' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
