@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,15 @@ from ppo_core.evaluation.held_out import HeldOut
 from ppo_core.iteration import Models
 from ppo_core.kl_controller import coef_to_start_from
 from ppo_core.models.loading import load_critic, load_policy, load_reference, load_tokenizer
+from ppo_core.ranks import ALONE, Ranks
 from ppo_core.rollout.engine import RolloutEngine
+from ppo_core.rollout.shared import SharedEngine
 from ppo_core.rollout.transformers_engine import TransformersEngine
 from ppo_core.rollout.vllm_engine import VLLMEngine
-from ppo_core.rundir import JournalWriter, SegmentDir
+from ppo_core.rundir import Journal, SegmentDir
 from ppo_core.score_shaping import moments_to_start_from
 from ppo_core.scoring.combine import Reward, load_judge
+from ppo_core.scoring.shared import BatchScorer, SharedReward
 from ppo_core.spec import RunSpec
 from ppo_core.trainer import Trainer
 from ppo_core.training.engine import TrainEngine
@@ -30,9 +34,14 @@ from ppo_core.training.local import LocalEngine
 
 
 def assemble_trainer(
-    segment: SegmentDir, spec: RunSpec, checkpoint: Path | None, journal: JournalWriter, control: Control
+    segment: SegmentDir,
+    spec: RunSpec,
+    checkpoint: Path | None,
+    journal: Journal,
+    control: Control,
+    ranks: Ranks = ALONE,
 ) -> Trainer:
-    """A trainer that stands where `checkpoint` does, or at the start of the run.
+    """A trainer that stands where `checkpoint` does, or at the start of the run. All ranks call it together.
 
     The reference is always the policy that the spec names, whatever the checkpoint.
 
@@ -46,13 +55,10 @@ def assemble_trainer(
     device = _device(spec)
     tokenizer = load_tokenizer(spec.policy.model)
     layout = spec.update.row_layout
-    critic = load_critic(spec.policy, layout)
-    trainer = LocalEngine(
-        load_policy(spec.policy, layout, spec.seed).to(device), spec, None if critic is None else critic.to(device)
-    )
+    trainer = _train_engine(spec, device, ranks)
     state = TrainerState(kl_coef=spec.kl.coef)
     if checkpoint is not None:
-        state = _under(spec, load_checkpoint(checkpoint, trainer), spec_of(checkpoint), journal)
+        state = _under(spec, load_checkpoint(checkpoint, trainer, ranks), spec_of(checkpoint), journal)
     prompts = PromptSource(
         spec.data.prompts,
         tokenizer,
@@ -65,32 +71,50 @@ def assemble_trainer(
     models = Models(
         trainer=trainer,
         reference=load_reference(spec.policy, layout).to(device),
-        reward=Reward.of(spec.reward),
-        engine=_rollout_engine(segment, spec, trainer, tokenizer, state.policy_version),
+        reward=_shared(lambda: Reward.of(spec.reward), ranks),
+        engine=_rollout_engine(segment, spec, trainer, tokenizer, state.policy_version, ranks),
         pad_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0,
         decode=lambda ids: str(tokenizer.decode(ids, skip_special_tokens=True)),
+        ranks=ranks,
     )
     held_out = None
     if spec.data.held_out is not None:
-        held_out = HeldOut(spec, tokenizer, models.reward, load_judge(spec.gate.judge) if spec.gate.judge else None)
+        judge_config = spec.gate.judge
+        judge = _shared(lambda: load_judge(judge_config), ranks) if judge_config else None
+        held_out = HeldOut(spec, tokenizer, models.reward, judge)
         _tell_too_long(spec, "data.held_out", held_out.source, state.iteration, journal)
     meter = LimitMeter.of(spec, trainer.policy.device)
     return Trainer(segment, spec, models, prompts, held_out, tokenizer, meter, state, journal, control)
 
 
+def _train_engine(spec: RunSpec, device: torch.device, ranks: Ranks) -> TrainEngine:
+    layout = spec.update.row_layout
+    policy = load_policy(spec.policy, layout, spec.seed).to(device)
+    critic = load_critic(spec.policy, layout)
+    critic = None if critic is None else critic.to(device)
+    if spec.training.engine == "local":
+        return LocalEngine(policy, spec, critic)
+    from ppo_core.training.deepspeed import DeepSpeedEngine  # seconds to import, and not always installed
+
+    return DeepSpeedEngine(policy, spec, ranks, critic)
+
+
 def _rollout_engine(
-    segment: SegmentDir, spec: RunSpec, trainer: TrainEngine, tokenizer: Any, version: int
+    segment: SegmentDir, spec: RunSpec, trainer: TrainEngine, tokenizer: Any, version: int, ranks: Ranks
 ) -> RolloutEngine:
-    """The spec's engine, with the trainer's weights as they are now."""
-    if spec.rollout.engine == "transformers":
-        return TransformersEngine(trainer.policy, tokenizer, spec.rollout, version=version)
-    engine = VLLMEngine(
-        trainer.policy,
-        tokenizer,
-        spec.rollout,
-        max_prompt_tokens=spec.data.max_prompt_tokens,
-        logs=segment.logs,
-    )
+    """The spec's engine, holding the trainer's weights as they are now, which is proved."""
+
+    def own() -> RolloutEngine | None:
+        if spec.rollout.engine == "vllm":
+            return _vllm_engine(segment, spec, trainer, tokenizer, ranks)
+        policy = trainer.policy
+        if spec.training.zero_stage == 3:
+            # Weights in parts cannot be generated with, and ranks would have to go step by step: each gets a copy.
+            policy = load_reference(spec.policy, spec.update.row_layout).to(policy.device)
+        return TransformersEngine(policy, tokenizer, spec.rollout, version=version)
+
+    engine = own() if ranks.size == 1 else SharedEngine(own, ranks)
+    assert engine is not None  # Rank 0 has one.
     try:
         engine.sync_weights(trainer.weights(), trainer.probe(), version)
     except BaseException:
@@ -99,7 +123,27 @@ def _rollout_engine(
     return engine
 
 
-def _under(spec: RunSpec, kept: TrainerState, kept_spec: dict[str, Any], journal: JournalWriter) -> TrainerState:
+def _vllm_engine(
+    segment: SegmentDir, spec: RunSpec, trainer: TrainEngine, tokenizer: Any, ranks: Ranks
+) -> VLLMEngine | None:
+    """On GPUs every rank has an engine on its own one; on a CPU rank 0's serves all."""
+    if trainer.policy.device.type == "cpu" and not ranks.is_first:
+        return None
+    return VLLMEngine(
+        trainer.policy,
+        tokenizer,
+        spec.rollout,
+        max_prompt_tokens=spec.data.max_prompt_tokens,
+        logs=segment.logs,
+        label="vllm" if ranks.is_first else f"vllm-rank-{ranks.rank}",
+    )
+
+
+def _shared(load: Callable[[], Reward], ranks: Ranks) -> BatchScorer:
+    return load() if ranks.size == 1 else SharedReward(load, ranks)
+
+
+def _under(spec: RunSpec, kept: TrainerState, kept_spec: dict[str, Any], journal: Journal) -> TrainerState:
     """A checkpoint's state under a spec that a roll back may have changed: what the change makes void begins anew."""
     moments = moments_to_start_from(kept.score_moments, kept_spec, spec.reward)
     if spec.reward.normalize and moments is None:
@@ -111,7 +155,7 @@ def _under(spec: RunSpec, kept: TrainerState, kept_spec: dict[str, Any], journal
     return kept.after(kl_coef=coef_to_start_from(kept.kl_coef, kept_spec, spec.kl), score_moments=moments)
 
 
-def _tell_too_long(spec: RunSpec, field: str, prompts: PromptSource, iteration: int, journal: JournalWriter) -> None:
+def _tell_too_long(spec: RunSpec, field: str, prompts: PromptSource, iteration: int, journal: Journal) -> None:
     """A note of how many prompts the limit touches, before anything is trained."""
     if not prompts.num_too_long:
         return

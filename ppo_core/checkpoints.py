@@ -6,30 +6,38 @@
     state.json         counters, cursor, controllers, seeds, spec, versions
     manifest.json      size and SHA-256 of every file; its presence makes the checkpoint whole
 
-One process writes one slice a tensor; the index has room for many ranks, so a checkpoint of any number of ranks
-can be read by any other.
+Each rank writes the slices that it holds, one file a rank. A slice is a run of a tensor's elements in row-major order,
+so a checkpoint of any engine and any number of ranks can be read by any other.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import math
 import platform
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from ppo_core.errors import CheckpointError
+from ppo_core.ranks import ALONE, Ranks
+from ppo_core.rollout.weights import save_policy
 from ppo_core.rundir import MANIFEST, new_checkpoint, verify_checkpoint, write_atomically
-from ppo_core.training.engine import TrainEngine
+from ppo_core.training.engine import StateSlice, TrainEngine
 
-FORMAT = 1
+T = TypeVar("T")
+
+FORMAT = 2
+READABLE = (1, 2)  # In format 1 every tensor was one slice, whole.
 
 
 @dataclass(frozen=True)
@@ -58,62 +66,89 @@ class TrainerState:
 
 
 def write_checkpoint(
-    target: Path, trainer: TrainEngine, tokenizer: Any, state: TrainerState, spec: dict[str, Any]
+    target: Path,
+    trainer: TrainEngine,
+    tokenizer: Any,
+    state: TrainerState,
+    spec: dict[str, Any],
+    ranks: Ranks = ALONE,
 ) -> str:
-    """Write a whole checkpoint to `target` and return the SHA-256 of its manifest.
+    """Write a whole checkpoint to `target` and return the SHA-256 of its manifest. All ranks call it together.
 
     Raises:
         CheckpointError: no space, or anything else that kept it from being written; nothing half-done stays.
     """
-    tensors = trainer.export_state()
-    bad = [name for name, tensor in tensors.items() if not bool(torch.isfinite(tensor).all())]
-    if bad:
-        raise CheckpointError(f"{bad[0]} is not finite, so nothing was saved as {target}")
+    slices = trainer.export_state()
+    bad = ranks.gather(next((key for key, part in slices.items() if not bool(part.values.isfinite().all())), None))
+    if any(bad):
+        name = next(key for key in bad if key)
+        raise CheckpointError(f"{name} is not finite, so nothing was saved as {target}")
+    weights = trainer.weights().held(ranks.is_first)
+    with contextlib.ExitStack() as stack:
+        folder = ranks.first(lambda: _write(target, lambda: stack.enter_context(new_checkpoint(target))))
+        parts = ranks.together(lambda: _write(target, lambda: _write_slices(folder, ranks.rank, slices)))
+        ranks.first(lambda: _write(target, lambda: save_policy(trainer.policy, weights, folder / "policy", tokenizer)))
+        ranks.first(lambda: _write(target, lambda: _write_rest(folder, state, spec, parts)))
+        ranks.first(lambda: _write(target, stack.close))
+        return ranks.first(lambda: hashlib.sha256((target / MANIFEST).read_bytes()).hexdigest())
+
+
+def _write(target: Path, work: Callable[[], T]) -> T:
     try:
-        with new_checkpoint(target) as folder:
-            trainer.weights().save_pretrained(folder / "policy", tokenizer)
-            (folder / "state").mkdir()
-            name = "rank-0000.safetensors"
-            save_file(
-                {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}, folder / "state" / name
-            )
-            index = {
-                key: {"shape": list(tensor.shape), "slices": [{"file": name, "rows": None}]}
-                for key, tensor in tensors.items()
-            }
-            _write_json(folder / "state" / "index.json", {"format": FORMAT, "tensors": index})
-            _write_json(
-                folder / "state.json",
-                {"format": FORMAT, "trainer": asdict(state), "spec": spec, "versions": versions()},
-            )
+        return work()
     except OSError as error:
         raise CheckpointError(
             f"{target} could not be written: {error}",
             hint="Free space on this disk, or lower checkpoints.keep_last; the last good checkpoint is untouched.",
         ) from error
-    return hashlib.sha256((target / MANIFEST).read_bytes()).hexdigest()
 
 
-def load_checkpoint(folder: Path, trainer: TrainEngine) -> TrainerState:
-    """Verify a checkpoint's hashes, then take over its weights, moments and counters.
+def _write_slices(folder: Path, rank: int, slices: dict[str, StateSlice]) -> dict[str, Any]:
+    """Write this rank's file; returns its part of the index."""
+    if not slices:
+        return {}
+    (folder / "state").mkdir(exist_ok=True)
+    name = f"rank-{rank:04d}.safetensors"
+    save_file({key: part.values.detach().cpu().contiguous() for key, part in slices.items()}, folder / "state" / name)
+    return {
+        key: {"shape": list(part.shape), "slices": [{"file": name, "start": part.start}]}
+        for key, part in slices.items()
+    }
+
+
+def _write_rest(folder: Path, state: TrainerState, spec: dict[str, Any], parts: list[dict[str, Any]]) -> None:
+    """The index of all ranks' slices, and the counters."""
+    index: dict[str, Any] = {}
+    for part in parts:
+        for key, entry in part.items():
+            whole = index.setdefault(key, {"shape": entry["shape"], "slices": []})
+            whole["slices"] = sorted([*whole["slices"], *entry["slices"]], key=lambda one: one["start"])
+    _write_json(folder / "state" / "index.json", {"format": FORMAT, "tensors": index})
+    _write_json(
+        folder / "state.json", {"format": FORMAT, "trainer": asdict(state), "spec": spec, "versions": versions()}
+    )
+
+
+def load_checkpoint(folder: Path, trainer: TrainEngine, ranks: Ranks = ALONE) -> TrainerState:
+    """Verify a checkpoint's hashes, then take over its weights, moments and counters. All ranks call it together.
 
     Raises:
         CheckpointError: damaged, of another model, or of a format this version does not know.
     """
-    verify_checkpoint(folder)
+    ranks.first(lambda: verify_checkpoint(folder))
     try:
         document = json.loads((folder / "state.json").read_text(encoding="utf-8"))
         index = json.loads((folder / "state" / "index.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{folder} cannot be read: {error}") from error
     for name, found in (("state.json", document.get("format")), ("state/index.json", index.get("format"))):
-        if found != FORMAT:
-            raise CheckpointError(f"{folder / name} has format {found}, this version reads format {FORMAT}")
+        if found not in READABLE:
+            raise CheckpointError(f"{folder / name} has format {found}, this version reads formats up to {FORMAT}")
     try:
         state = TrainerState(**document["trainer"])
     except (KeyError, TypeError) as error:
         raise CheckpointError(f"{folder / 'state.json'} has other fields than this version reads: {error}") from error
-    trainer.load_state(_read_tensors(folder / "state", index["tensors"]), state.optimizer_steps)
+    trainer.load_state(SavedTensors(folder / "state", index["tensors"]), state.optimizer_steps)
     return state
 
 
@@ -134,19 +169,36 @@ def versions() -> dict[str, str]:
     }
 
 
-def _read_tensors(folder: Path, index: dict[str, Any]) -> dict[str, Tensor]:
-    files: dict[str, dict[str, Tensor]] = {}
-    tensors = {}
-    for name, entry in index.items():
-        for part in entry["slices"]:
-            if part["file"] not in files:
-                try:
-                    files[part["file"]] = load_file(folder / part["file"])
-                except (OSError, SafetensorError) as error:
-                    raise CheckpointError(f"{folder / part['file']} cannot be read: {error}") from error
-        parts = [files[part["file"]][name] for part in entry["slices"]]
-        tensors[name] = parts[0] if len(parts) == 1 else torch.cat(parts)
-    return tensors
+class SavedTensors(Mapping[str, Tensor]):
+    """The tensors of a checkpoint by name, each read when it is asked for: all may be more than a rank can hold."""
+
+    def __init__(self, folder: Path, index: dict[str, Any]) -> None:
+        self._folder = folder
+        self._index = index
+        self._files: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Tensor:
+        entry = self._index[name]
+        parts = [self._file(part["file"]).get_tensor(name).flatten() for part in entry["slices"]]
+        whole = parts[0] if len(parts) == 1 else torch.cat(parts)
+        expected = math.prod(entry["shape"])
+        if whole.numel() != expected:
+            raise CheckpointError(f"{self._folder}: {name} has {whole.numel()} of its {expected} elements")
+        return whole.view(entry["shape"])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._index)
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def _file(self, name: str) -> Any:
+        if name not in self._files:
+            try:
+                self._files[name] = safe_open(self._folder / name, framework="pt")
+            except (OSError, SafetensorError) as error:
+                raise CheckpointError(f"{self._folder / name} cannot be read: {error}") from error
+        return self._files[name]
 
 
 def _write_json(path: Path, document: dict[str, Any]) -> None:

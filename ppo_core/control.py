@@ -6,7 +6,8 @@ import signal
 import time
 from types import FrameType
 
-from ppo_core.rundir import SEVERITY, ControlCommand, JournalWriter, SegmentDir, read_commands
+from ppo_core.ranks import ALONE, Ranks
+from ppo_core.rundir import SEVERITY, ControlCommand, Journal, SegmentDir, read_commands
 
 LOOK_EVERY_S = 0.1
 
@@ -16,12 +17,17 @@ class Interrupted(Exception):
 
 
 class Control:
-    """Looks for commands of this trainer's lease token: between iterations, and within one every tenth of a second."""
+    """Looks for commands of this trainer's lease token: between iterations, and within one every tenth of a second.
 
-    def __init__(self, segment: SegmentDir, token: int, journal: JournalWriter) -> None:
+    With several ranks each looks by itself while it generates, and rank 0 looks for all where they move in step. What
+    is done about a command is rank 0's word alone.
+    """
+
+    def __init__(self, segment: SegmentDir, token: int, journal: Journal, ranks: Ranks = ALONE) -> None:
         self._segment = segment
         self._token = token
         self._journal = journal
+        self._ranks = ranks
         self._looked_at = 0.0
         self._commands: dict[str, ControlCommand] = {}
         self._done: set[str] = set()
@@ -37,7 +43,10 @@ class Control:
         signal.signal(signal.SIGTERM, remember)
 
     def wants_to_end(self) -> str | None:
-        """ "stop" or "pause" when one was asked, the more severe of several; None otherwise."""
+        """ "stop" or "pause" when one was asked, the more severe of several; None otherwise. The same on all ranks."""
+        return self._ranks.first(self._asked)
+
+    def _asked(self) -> str | None:
         self._look()
         if self._terminated:
             return "stop"
@@ -45,18 +54,29 @@ class Control:
         return max(asked, key=lambda kind: SEVERITY[kind], default=None)
 
     def check(self) -> None:
-        """Called once a generation step or microbatch before the update.
+        """Called once a generation step, by each rank for itself.
 
         Raises:
             Interrupted: a stop or pause was asked.
         """
-        if time.monotonic() - self._looked_at >= LOOK_EVERY_S and self.wants_to_end() is not None:
+        if time.monotonic() - self._looked_at >= LOOK_EVERY_S and self._asked() is not None:
             raise Interrupted
 
-    def take_checkpoint_commands(self) -> list[ControlCommand]:
-        """The open requests for a checkpoint; the caller saves and then calls `done`."""
+    def check_together(self) -> None:
+        """Called once a microbatch before the update, by all ranks at the same place.
+
+        Raises:
+            Interrupted: on all ranks, where rank 0 sees that a stop or pause was asked.
+        """
+        self._ranks.first(self.check)
+
+    def wants_checkpoint(self) -> bool:
+        """Whether one was asked for; the caller saves and then calls `done`. The same on all ranks."""
+        return self._ranks.first(self._checkpoint_asked)
+
+    def _checkpoint_asked(self) -> bool:
         self._look()
-        return [command for command in self._commands.values() if command.kind == "checkpoint"]
+        return any(command.kind == "checkpoint" for command in self._commands.values())
 
     def done(self, *kinds: str) -> None:
         """Answer every open command of these kinds: it has been done."""

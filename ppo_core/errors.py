@@ -104,6 +104,16 @@ class WeightSyncError(RolloutError):
     code = "weight_sync"
 
 
+class RankLostError(PPOCoreError):
+    """Another rank of the run is gone, or did not answer in time. The rank that notices leaves without a word.
+
+    What became of the other one is for whoever started them to say: they see how it ended.
+    """
+
+    code = "rank_lost"
+    hint = "Look at the end of every rank's log."
+
+
 class CheckpointError(PPOCoreError):
     """A checkpoint cannot be written, or is damaged: the message names the file and what is wrong with it."""
 

@@ -17,11 +17,13 @@ from ppo_core.data.prompts import PromptBatch
 from ppo_core.kl_controller import KLUpdate, update_kl_coef
 from ppo_core.masked import masked_whiten
 from ppo_core.models.policy import PolicyModel
+from ppo_core.ranks import ALONE, Ranks
 from ppo_core.rewards import per_token_rewards
 from ppo_core.rollout.batch import Rollout, assemble
 from ppo_core.rollout.engine import RolloutEngine, SyncReport
 from ppo_core.score_shaping import RunningMoments, ShapedScores, shape_scores
-from ppo_core.scoring.combine import Reward, Scores
+from ppo_core.scoring.combine import Scores
+from ppo_core.scoring.shared import BatchScorer
 from ppo_core.seeds import derived_seed
 from ppo_core.spec import RunSpec
 from ppo_core.stopwatch import Stopwatch
@@ -36,10 +38,11 @@ class Models:
 
     trainer: TrainEngine
     reference: PolicyModel
-    reward: Reward
+    reward: BatchScorer
     engine: RolloutEngine
     pad_id: int
     decode: Callable[[list[int]], str]
+    ranks: Ranks = ALONE
 
 
 @dataclass(frozen=True)
@@ -94,13 +97,13 @@ def run_iteration(
         sampled = assemble(prompts, responses, models.pad_id, models.decode, models.engine.version)
     with watch.phase("scoring"):
         all_scores = models.reward.score(sampled.prompt_texts, sampled.response_texts)
-        control.check()
+        control.check_together()
         usable = all_scores.valid.nonzero().flatten()
         rollout, raw = sampled.select(usable), all_scores.values[usable].float()
         scores = shape_scores(raw, rollout.response_length, rollout.truncated, progress.score_moments, spec.reward)
     with watch.phase("logprobs"):  # the trainer's own numbers, never the engine's
-        old = forward_policy(models.trainer, rollout, spec, control.check)
-        ref_logprobs = forward_logprobs(models.reference, rollout, old.plan, spec, control.check)
+        old = forward_policy(models.trainer, rollout, spec, control.check_together, models.ranks)
+        ref_logprobs = forward_logprobs(models.reference, rollout, old.plan, spec, control.check_together, models.ranks)
     with watch.phase("update"):
         # The missing-EOS penalty is in the shaped score already.
         rewards, kl_to_ref = per_token_rewards(
@@ -112,7 +115,7 @@ def run_iteration(
             progress.kl_coef, old.logprobs, ref_logprobs, rollout.response_mask, progress.iteration, spec
         )
         batch = PPOBatch(rollout, old, masked_whiten(advantages, rollout.response_mask), returns)
-        update = run_updates(models.trainer, batch, spec, progress.iteration, progress.skipped_in_a_row)
+        update = run_updates(models.trainer, batch, spec, progress.iteration, progress.skipped_in_a_row, models.ranks)
     with watch.phase("sync"):  # verified: digest, version, probe logprobs
         sync = models.engine.sync_weights(models.trainer.weights(), models.trainer.probe(), progress.policy_version + 1)
     return IterationReport(

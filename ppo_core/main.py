@@ -1,13 +1,16 @@
 """`python -m ppo_core.main SEGMENT_DIR --token N --attempt M`: one trainer process, from loading to its end code.
 
-Whatever happens is in the journal's last event, `end`. The process then leaves by `os._exit`, so that no library's
-own farewell can change the code or hang.
+A run of several ranks is as many of these, told apart by RANK and WORLD_SIZE. Whatever happens is in the journal's last
+event, `end`, which rank 0 writes. Another rank that fails by itself leaves its fault in a file beside its log; one that
+finds the others gone leaves without a word. The process leaves by `os._exit`, so that no library's own farewell can
+change the code or hang.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import sys
 import traceback
@@ -15,17 +18,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ppo_core.control import Control
-from ppo_core.errors import PPOCoreError, RunDirectoryError
+from ppo_core.errors import PPOCoreError, RankLostError, RunDirectoryError
 from ppo_core.rundir import (
     ExitCode,
+    Journal,
     JournalWriter,
     SegmentDir,
     SegmentStart,
+    SilentJournal,
     checkpoint_iteration,
     checkpoints,
     last_iteration,
     remove_leftovers,
+    write_atomically,
 )
 from ppo_core.spec import SpecFaults, check_files, parse_spec
 
@@ -33,6 +38,8 @@ if TYPE_CHECKING:
     from ppo_core.trainer import Outcome
 
 LOADING_DEADLINE_S = 1800.0
+# No end code: whoever started the ranks sees what became of the one that was lost, and decides by that.
+LOST_PEERS = 1
 
 
 def run_segment(segment: SegmentDir, token: int, attempt: int, change: Callable[[Any], None] | None = None) -> ExitCode:
@@ -44,11 +51,15 @@ def run_segment(segment: SegmentDir, token: int, attempt: int, change: Callable[
         attempt: counts starts of this run, for logs.
         change: called with the loaded `Trainer` before it starts; tests put their faults in by it.
     """
-    with contextlib.closing(JournalWriter(segment.journal)) as journal:
-        error: dict[str, str] | None = None
+    rank = int(os.environ.get("RANK", "0"))
+    journal: Journal = SilentJournal() if rank else JournalWriter(segment.journal)
+    with contextlib.closing(journal):
+        error: dict[str, Any] | None = None
         try:
             outcome = _train(segment, token, attempt, journal, change)
             code, reason = outcome.code, outcome.reason
+        except RankLostError:
+            raise
         except PPOCoreError as fault:
             code, reason = ExitCode(fault.exit_code), "error"
             error = _described(fault, fault.code, fault.hint)
@@ -56,18 +67,23 @@ def run_segment(segment: SegmentDir, token: int, attempt: int, change: Callable[
             code, reason = ExitCode.FAULT, "error"
             error = _described(fault, "out_of_memory", "Lower update.token_budget or rollout.batch_size.")
         except Exception as fault:
+            if peers_are_gone(fault):
+                raise RankLostError(f"rank {rank} lost the other ranks: {fault}") from fault
             code, reason = ExitCode.FAULT, "error"
             hint = "This is a fault of the trainer; its traceback is kept with the run."
             error = _described(fault, "unexpected", hint)
         if error is not None:
             print(error["traceback"], file=sys.stderr, flush=True)
+            if rank:
+                fault_file = segment.fault(attempt, rank)
+                write_atomically(fault_file, json.dumps({**error, "exit_code": int(code)}) + "\n")
         iteration = journal.last.iteration if journal.last else 0
         journal.append("end", iteration, {"code": int(code), "reason": reason, "error": error})
     return code
 
 
 def _train(
-    segment: SegmentDir, token: int, attempt: int, journal: JournalWriter, change: Callable[[Any], None] | None
+    segment: SegmentDir, token: int, attempt: int, journal: Journal, change: Callable[[Any], None] | None
 ) -> Outcome:
     start = segment.read_start()
     journal.append("phase", 0, {"phase": "loading", "deadline_s": LOADING_DEADLINE_S})
@@ -75,15 +91,22 @@ def _train(
     faults = check_files(spec)
     if faults:
         raise SpecFaults(faults)
-    control = Control(segment, token, journal)
-    control.listen_to_sigterm()
-    remove_leftovers(segment)
 
     from ppo_core.assembly import assemble_trainer  # torch and transformers: seconds, so after the quick checks
+    from ppo_core.control import Control
+    from ppo_core.ranks import Ranks
     from ppo_core.trainer import started_payload
 
-    resumed_from = _checkpoint_to_start_from(segment, start)
-    trainer = assemble_trainer(segment, spec, resumed_from, journal, control)
+    ranks = Ranks.join(spec.training.peer_timeout_s)
+    if ranks.size != spec.training.ranks:
+        raise RunDirectoryError(
+            f"WORLD_SIZE is {ranks.size} but training.ranks of {segment.spec} {spec.training.ranks}"
+        )
+    control = Control(segment, token, journal, ranks)
+    control.listen_to_sigterm()
+    ranks.first(lambda: remove_leftovers(segment))
+    resumed_from = ranks.first(lambda: _checkpoint_to_start_from(segment, start))
+    trainer = assemble_trainer(segment, spec, resumed_from, journal, control, ranks)
     try:
         if change is not None:
             change(trainer)
@@ -108,6 +131,13 @@ def _checkpoint_to_start_from(segment: SegmentDir, start: SegmentStart) -> Path 
     return found
 
 
+def peers_are_gone(fault: BaseException) -> bool:
+    """Whether an exchange with other ranks failed, inside a library that says so by a plain `RuntimeError`."""
+    several = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    words = ("gloo", "NCCL", "Connection closed by peer", "Connection reset", "Timed out waiting", "DistBackendError")
+    return several and isinstance(fault, RuntimeError) and any(word in str(fault) for word in words)
+
+
 def _described(fault: BaseException, code: str, hint: str) -> dict[str, str]:
     return {
         "code": code,
@@ -129,6 +159,9 @@ def main() -> None:
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     try:
         code = int(run_segment(SegmentDir(arguments.segment.resolve()), arguments.token, arguments.attempt))
+    except RankLostError as fault:
+        print(f"{fault.code}: {fault}", file=sys.stderr)
+        code = LOST_PEERS
     except PPOCoreError as fault:
         print(f"{fault.code}: {fault}", file=sys.stderr)
         code = fault.exit_code

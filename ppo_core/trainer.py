@@ -14,16 +14,17 @@ from safetensors.torch import save_file
 from ppo_core.checkpoints import TrainerState, versions, write_checkpoint
 from ppo_core.control import Control, Interrupted
 from ppo_core.data.prompts import PromptSource
-from ppo_core.diagnostics.iteration_metrics import held_out_metrics, iteration_metrics
+from ppo_core.diagnostics.iteration_metrics import held_out_metrics, iteration_metrics, peak_memory_gib
 from ppo_core.diagnostics.kl_sign import negative_kl_warning
 from ppo_core.diagnostics.limit_meter import LimitMeter
 from ppo_core.errors import DataError
 from ppo_core.evaluation.gate import GateState, Verdict
 from ppo_core.evaluation.held_out import HeldOut
 from ppo_core.iteration import IterationReport, Models, Progress, run_iteration
+from ppo_core.rollout.shared import SharedEngine
 from ppo_core.rundir import (
     ExitCode,
-    JournalWriter,
+    Journal,
     SegmentDir,
     all_events,
     checkpoint_bytes,
@@ -71,7 +72,7 @@ class Trainer:
         tokenizer: Any,
         meter: LimitMeter,
         state: TrainerState,
-        journal: JournalWriter,
+        journal: Journal,
         control: Control,
     ) -> None:
         self.segment = segment
@@ -84,6 +85,7 @@ class Trainer:
         self.state = state
         self.journal = journal
         self.control = control
+        self.ranks = models.ranks
         self.began = time.monotonic()
         self.judge_score: float | None = None
 
@@ -154,11 +156,15 @@ class Trainer:
         self.state = self.state.after(evaluation_owed=self._evaluation_due(iteration))
         self.judge_score = None  # It is a policy's own: a checkpoint of this one must not carry the last one's.
         evaluation = self._evaluate(watch)
-        own = iteration_metrics(report, self.state, self.prompts, watch.seconds(), self.meter.limit_s(report))
+        peak_gib = max(self.ranks.gather(peak_memory_gib()))
+        limit_s = self.meter.limit_s(report)
+        own = iteration_metrics(report, self.state, self.prompts, watch.seconds(), limit_s, peak_gib)
         self.journal.append("metrics", iteration, {**own, **evaluation.metrics})
         warning = negative_kl_warning(report.old.logprobs, report.ref_logprobs, report.rollout.response_mask)
         if warning is not None:
             self.journal.append("note", iteration, {"level": "warning", "message": warning})
+        if self.ranks.size > 1:
+            self.journal.append("shares", iteration, self._shares(report))
         self._keep_samples(iteration, report)
         if evaluation.records:
             self._write_samples(iteration, "held_out", evaluation.records)
@@ -173,7 +179,7 @@ class Trainer:
                 code = ExitCode.PAUSED if self.spec.gate.action == "pause" else ExitCode.GATE_OR_GUARD
                 return Outcome(code, "gate")
         due = iteration % self.spec.checkpoints.every == 0 and iteration < self.spec.iterations
-        if due or self.control.take_checkpoint_commands():
+        if due or self.control.wants_checkpoint():
             self._save("schedule" if due else "command")
             self.control.done("checkpoint")
         return None
@@ -186,7 +192,7 @@ class Trainer:
             self.control.done("checkpoint", "pause", "stop")
             return Outcome(ExitCode.STOPPED, "stopped") if asked == "stop" else Outcome(ExitCode.PAUSED, "paused")
         limit = self.spec.resources.max_hours
-        if limit is not None and self._hours() > limit:
+        if limit is not None and self.ranks.first(self._hours) > limit:
             self._save("guard")
             return Outcome(ExitCode.GATE_OR_GUARD, "guard")
         return None
@@ -217,8 +223,11 @@ class Trainer:
         return None
 
     def _journal_has(self, iteration: int, metrics: dict[str, float | None]) -> bool:
-        told = (event for event in all_events(self.segment.journal) if event.type == "metrics")
-        return any(event.iteration == iteration and metrics.keys() <= event.payload.keys() for event in told)
+        def has() -> bool:
+            told = (event for event in all_events(self.segment.journal) if event.type == "metrics")
+            return any(event.iteration == iteration and metrics.keys() <= event.payload.keys() for event in told)
+
+        return self.ranks.first(has)
 
     def _evaluate(self, watch: Stopwatch) -> Evaluation:
         """Answer the held-out prompts if that is owed. A stop does not wait for it: then it stays owed."""
@@ -248,6 +257,18 @@ class Trainer:
     def _announce(self, phase: str, iteration: int) -> None:
         self.journal.append("phase", iteration, {"phase": phase, "deadline_s": PHASE_DEADLINE_S})
 
+    def _shares(self, report: IterationReport) -> dict[str, Any]:
+        """Which prompts each rank answered, and how many tokens it had in the pass that made old logprobs."""
+        indices, engine = report.sampled.prompt_indices, self.models.engine
+        assert isinstance(engine, SharedEngine)
+        rows = [engine.rows_of(rank, len(indices)) for rank in range(self.ranks.size)]
+        plan = report.old.plan
+        tokens = [
+            sum(int(part.mask.count_nonzero()) for part in plan[rank :: self.ranks.size])
+            for rank in range(self.ranks.size)
+        ]
+        return {"prompts": [[indices[row] for row in own] for own in rows], "response_tokens": tokens}
+
     def _keep_samples(self, iteration: int, report: IterationReport) -> None:
         if self.spec.samples.per_iteration and iteration % self.spec.samples.every == 0:
             records = rollout_records(report, self.models, self.spec.samples.per_iteration)
@@ -255,7 +276,7 @@ class Trainer:
 
     def _keep_skipped(self, iteration: int, skipped: Sequence[SkippedStep]) -> None:
         """Say of each skipped step where its batch lies; the first ones of a segment are kept to be looked into."""
-        for step in skipped:
+        for step in skipped if self.ranks.is_first else ():
             self.segment.skipped.mkdir(exist_ok=True)
             path = self.segment.skipped / f"iter-{iteration:06d}-epoch-{step.epoch}-step-{step.step}.safetensors"
             kept = sum(1 for _ in self.segment.skipped.iterdir()) < MAX_KEPT_SKIPPED
@@ -269,6 +290,8 @@ class Trainer:
             self.journal.append("note", iteration, {"level": "warning", "message": message})
 
     def _write_samples(self, iteration: int, kind: str, records: list[dict[str, Any]]) -> None:
+        if not self.ranks.is_first:
+            return
         path = self.segment.samples / f"iter-{iteration:06d}-{kind}.jsonl"
         # Texts may hold lone surrogates, which only an escape can carry; numbers are finite or null.
         write_atomically(path, "".join(json.dumps(_strict(record), ensure_ascii=True) + "\n" for record in records))
@@ -279,20 +302,20 @@ class Trainer:
         """Write a checkpoint of this moment, unless there is one."""
         iteration = self.state.iteration
         target = self.segment.checkpoint(iteration)
-        if target.exists():
+        if self.ranks.first(target.exists):
             return
         self._announce("saving", iteration)
-        self.state = self.state.after(hours=self._hours())
+        self.state = self.state.after(hours=self.ranks.first(self._hours))
         self.began = time.monotonic()
         digest = write_checkpoint(
-            target, self.models.trainer, self.tokenizer, self.state, self.spec.model_dump(mode="json")
+            target, self.models.trainer, self.tokenizer, self.state, self.spec.model_dump(mode="json"), self.ranks
         )
         self.journal.append(
             "checkpoint",
             iteration,
             {
                 "path": target.relative_to(self.segment.path).as_posix(),
-                "bytes": checkpoint_bytes(target),
+                "bytes": self.ranks.first(lambda: checkpoint_bytes(target)),
                 "manifest_sha256": digest,
                 "reason": reason,
                 "judge_score": self.judge_score,

@@ -31,6 +31,7 @@ def iteration_metrics(
     prompts: PromptSource,
     seconds: dict[str, float],
     limit_s: float | None,
+    peak_gib: float,
 ) -> Metrics:
     """Every metric of one iteration; None where one is undefined.
 
@@ -40,6 +41,7 @@ def iteration_metrics(
         prompts: where the prompts came from, for the count of dropped ones.
         seconds: seconds by phase, `iteration` among them.
         limit_s: seconds that the iteration's arithmetic takes at the measured speed; None where it is not known.
+        peak_gib: largest memory that a rank has held.
     """
     return {
         **_reward(report),
@@ -58,6 +60,7 @@ def iteration_metrics(
         "data/prompts_failed": float(state.prompts_failed),
         "data/response_tokens": float(report.rollout.response_mask.count_nonzero()),
         **_time(report, seconds, limit_s),
+        "memory/peak_gib": peak_gib,
     }
 
 
@@ -203,12 +206,12 @@ def _time(report: IterationReport, seconds: dict[str, float], limit_s: float | N
         "time/score_s": seconds.get("scoring", 0.0),
         "throughput/response_tokens_per_s": generated / seconds["rollout"],
         "throughput/trained_tokens_per_s": trained / seconds["iteration"],
-        "memory/peak_gib": _peak_gib(),
         "limit/fraction": None if limit_s is None else limit_fraction(limit_s, work_s),
     }
 
 
-def _peak_gib() -> float:
+def peak_memory_gib() -> float:
+    """The most memory that this process has held, GiB: of its GPU where it has one, else of the machine."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_reserved() / 2**30
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20

@@ -37,7 +37,7 @@ class LimitMeter:
         dtype = DTYPES[spec.policy.dtype]
         speed = 0.0 if policy is None else calibrate(policy, device, dtype, rows=spec.update.token_budget)
         known = tuple(shape for shape in shapes if shape is not None)
-        return cls(policy, known, critic, spec.policy.lora is not None, speed)
+        return cls(policy, known, critic, spec.policy.lora is not None, speed * spec.training.ranks)
 
     def limit_s(self, report: IterationReport) -> float | None:
         """Seconds of an iteration's real tokens at the measured speed; None where they are not counted."""

@@ -14,7 +14,8 @@ from ppo_core.evaluation.gate import GateState, Verdict, judge_verdict
 from ppo_core.masked import masked_mean
 from ppo_core.rollout.batch import response_text
 from ppo_core.rollout.engine import FinishReason, RolloutEngine
-from ppo_core.scoring.combine import Reward, Scores
+from ppo_core.scoring.combine import Scores
+from ppo_core.scoring.shared import BatchScorer
 from ppo_core.seeds import derived_seed
 from ppo_core.spec import RunSpec
 
@@ -50,7 +51,7 @@ class HeldOut:
         DataError: the spec names no held-out file, or a row of it is unfit.
     """
 
-    def __init__(self, spec: RunSpec, tokenizer: Any, reward: Reward, judge: Reward | None) -> None:
+    def __init__(self, spec: RunSpec, tokenizer: Any, reward: BatchScorer, judge: BatchScorer | None) -> None:
         if spec.data.held_out is None:
             raise DataError("data.held_out names no file, so there is nothing to evaluate on")
         num_prompts = max(spec.evaluation.prompts, spec.gate.prompts if judge is not None else 0)

@@ -38,7 +38,7 @@ class CriticModel(nn.Module):
             attention_mask: [B, L], 1 on prompt and response tokens.
             mask: [B, T] bool, True on the tokens that are asked for.
         """
-        found: Tensor = self.value_head(self.trunk.predicting_states(input_ids, attention_mask, mask).float())
+        found: Tensor = self.value_head(self.trunk.predicting_states(input_ids, attention_mask, mask))
         return scattered(found.squeeze(-1), mask)
 
     @torch.no_grad()

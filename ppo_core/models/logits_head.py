@@ -110,7 +110,7 @@ class LogitsHead:
         """
         if token_sets is not None and len(token_sets) != len(tokens):
             raise ShapeError(f"{len(token_sets)} token sets do not fit {len(tokens)} tokens")
-        step = head_positions(self.model.get_output_embeddings().weight.shape[0])
+        step = head_positions(self.model.get_output_embeddings().out_features)
         ends = [(at, at + step) for at in range(0, max(1, len(tokens)), step)]
         chunks = [
             (states[at:end], tokens[at:end], None if token_sets is None else token_sets.part(at, end))

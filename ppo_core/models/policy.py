@@ -113,13 +113,20 @@ class PolicyModel(nn.Module):
         if self.value_head is None:
             return torch.zeros(mask.shape, device=mask.device)
         read = states.detach() if self.value_head_kind == "shared_detached" else states
-        values: Tensor = self.value_head(read.float())
+        values: Tensor = self.value_head(read)
         return scattered(values.squeeze(-1), mask)
 
 
-def new_value_head(hidden_size: int, device: torch.device) -> nn.Linear:
-    """A linear map to one value, all zero, so that no first value is noise."""
-    head = nn.Linear(hidden_size, 1, dtype=torch.float32, device=device)
+class ValueHead(nn.Linear):
+    """A linear map to one value, computed in float32, whatever its weights were rounded to."""
+
+    def forward(self, states: Tensor) -> Tensor:
+        return nn.functional.linear(states.float(), self.weight.float(), self.bias.float())
+
+
+def new_value_head(hidden_size: int, device: torch.device) -> ValueHead:
+    """All zero, so that no first value is noise."""
+    head = ValueHead(hidden_size, 1, dtype=torch.float32, device=device)
     nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)
     return head

@@ -94,9 +94,11 @@ class TransformersEngine:
         return responses
 
     def sync_weights(self, weights: PolicyWeights, probe: Probe, version: int) -> SyncReport:
-        sent = weights_digest(weights)
-        shared = weights.policy is self._policy  # then there is one memory, and one digest tells of both
-        held = sent if shared else weights_digest(PolicyWeights(self._policy))
+        if weights.policy is self._policy:  # One memory, and one digest tells of both.
+            sent = held = weights_digest(weights)
+        else:
+            sent = weights_digest(self._taken(weights))
+            held = weights_digest(PolicyWeights(self._policy))
         if held != sent:
             raise WeightSyncError(f"version {version}: sent weights of digest {sent}, the engine holds {held}")
         gap = probe.gap(self._probe_logprobs(probe))
@@ -177,6 +179,15 @@ class TransformersEngine:
             text = self._tokenizer.decode(tails[row], skip_special_tokens=True)
             found[row] = any(stop in text for stop in self._config.stop_strings)
         return found
+
+    @torch.no_grad()
+    def _taken(self, weights: PolicyWeights) -> Iterator[tuple[str, Tensor]]:
+        """The weights as they come, each copied into the engine's own model."""
+        own = dict(self._policy.model.named_parameters())
+        for name, tensor in weights:
+            if name in own and own[name].shape == tensor.shape:
+                own[name].copy_(tensor)
+            yield name, tensor
 
     @torch.inference_mode()
     def _probe_logprobs(self, probe: Probe) -> Tensor:

@@ -51,20 +51,24 @@ class PolicyWeights:
                     if not is_adapter(name):
                         yield plain_name(name), merged_weight(model, name, parameter.detach())
 
-    def save_pretrained(self, folder: Path, tokenizer: Any | None = None) -> None:
-        """Write the policy as a Hugging Face folder, without the value head; with its tokenizer if given.
-
-        Tied embeddings are one tensor in the file, too.
-        """
-        held = {name: tensor.cpu().clone() for name, tensor in self}
-        self.policy.model.save_pretrained(folder, state_dict=held)
-        if tokenizer is not None:
-            tokenizer.save_pretrained(folder)
+    def held(self, keep: bool = True) -> dict[str, Tensor]:
+        """All of them at once, copied to the host; iterated but not kept, and so empty, where `keep` is False."""
+        return {name: tensor.cpu().clone() for name, tensor in self if keep}
 
 
 def _layer_of(name: str) -> str:
     match = _LAYER.match(name)
     return match[0] if match else name
+
+
+def save_policy(policy: PolicyModel, weights: dict[str, Tensor], folder: Path, tokenizer: Any | None = None) -> None:
+    """Write a policy with these weights as a Hugging Face folder, without the value head; with its tokenizer if given.
+
+    Tied embeddings are one tensor in the file, too.
+    """
+    policy.model.save_pretrained(folder, state_dict=weights)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(folder)
 
 
 def weights_digest(pairs: Iterable[tuple[str, Tensor]]) -> str:
@@ -104,8 +108,14 @@ class Probe:
 
 
 @torch.no_grad()
-def probe_of(policy: PolicyModel) -> Probe:
-    """The probe with this policy's own logprobs; a partitioned policy needs all ranks to call it together."""
+def probe_of(policy: PolicyModel, logprobs: Callable[..., Tensor] | None = None) -> Probe:
+    """The probe with this policy's own logprobs.
+
+    Args:
+        policy: the trained one.
+        logprobs: its method of that name, where it has to be called by another way; all ranks then call this together.
+    """
+    ask = logprobs or policy.logprobs
     num_tokens = policy.model.get_input_embeddings().num_embeddings
     steps = max(PROBE_LENGTHS)
     spread = torch.arange(len(PROBE_LENGTHS) * 2 * steps).reshape(len(PROBE_LENGTHS), 2 * steps) * 7919 + 11
@@ -113,6 +123,6 @@ def probe_of(policy: PolicyModel) -> Probe:
     for numbers, length in zip(spread % num_tokens, PROBE_LENGTHS, strict=True):
         ids = torch.cat((numbers[:length], numbers[steps:])).to(policy.device).unsqueeze(0)
         mask = torch.arange(1, ids.shape[1], device=policy.device).unsqueeze(0) >= length
-        found.append(policy.logprobs(ids, torch.ones_like(ids), mask, temperature=1.0)[mask])
+        found.append(ask(ids, torch.ones_like(ids), mask, temperature=1.0)[mask])
         rows.append(tuple(ids[0].tolist()))
     return Probe(tuple(rows), steps, torch.stack(found).float().cpu())

@@ -12,11 +12,11 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from io import FileIO
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from ppo_core.errors import RunDirectoryError
 
-EventType = Literal["started", "phase", "metrics", "samples", "checkpoint", "alert", "ack", "note", "end"]
+EventType = Literal["started", "phase", "metrics", "samples", "checkpoint", "alert", "ack", "note", "shares", "end"]
 
 
 class ExitCode(enum.IntEnum):
@@ -112,6 +112,32 @@ def all_events(path: Path) -> Iterator[Event]:
         if not events:
             return
         yield from events
+
+
+class Journal(Protocol):
+    """Where a trainer says what happens."""
+
+    last: Event | None
+
+    def append(self, type: EventType, iteration: int, payload: Mapping[str, Any]) -> Event:
+        """Say one event."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class SilentJournal:
+    """For ranks that do not speak for the run: what they say is what rank 0 says, and is not written again."""
+
+    def __init__(self) -> None:
+        self.last: Event | None = None
+
+    def append(self, type: EventType, iteration: int, payload: Mapping[str, Any]) -> Event:
+        self.last = Event((self.last.seq if self.last else 0) + 1, type, iteration, "", dict(payload))
+        return self.last
+
+    def close(self) -> None:
+        pass
 
 
 class JournalWriter:

@@ -74,14 +74,7 @@ class RunSpec(Group):
                 f"at least {MIN_ROWS_FOR_SLOPE} responses; raise rollout.batch_size or set the baseline to none"
             )
             misfits.append(("/reward/length_baseline", message))
-        spread = self.rollout.vllm.tensor_parallel
-        needed = self.training.ranks * spread
-        if self.rollout.engine == "vllm" and spread > 1 and self.resources.gpus != needed:
-            message = (
-                f"rollout.vllm.tensor_parallel is {spread} and training.ranks {self.training.ranks}, which takes "
-                f"{needed} GPUs, but resources.gpus is {self.resources.gpus}; set one of them so that they fit"
-            )
-            misfits.append(("/rollout/vllm/tensor_parallel", message))
+        misfits += self._misfits_of_processes()
         judge = self.gate.judge
         if judge is not None and self.data.held_out is None:
             message = "gate.judge needs data.held_out: the judge compares answers to held-out prompts; name a file"
@@ -92,6 +85,36 @@ class RunSpec(Group):
         if misfits:
             raise Misfits(misfits)
         return self
+
+    def _misfits_of_processes(self) -> list[tuple[str, str]]:
+        training, misfits = self.training, []
+        if training.ranks > self.rollout.batch_size:
+            message = (
+                f"training.ranks is {training.ranks} but rollout.batch_size is only {self.rollout.batch_size}: every "
+                "rank needs a row; lower training.ranks"
+            )
+            misfits.append(("/training/ranks", message))
+        if training.engine == "deepspeed" and training.zero_stage == 0 and self.policy.dtype == "bfloat16":
+            message = (
+                "policy.dtype is bfloat16 and training.zero_stage 0: without ZeRO DeepSpeed adds up the gradients of "
+                "microbatches in bfloat16, which loses them; set training.zero_stage to 1"
+            )
+            misfits.append(("/training/zero_stage", message))
+        spread = self.rollout.vllm.tensor_parallel if self.rollout.engine == "vllm" else 1
+        needed = training.ranks * spread
+        if spread > 1 and self.resources.gpus != needed:
+            message = (
+                f"rollout.vllm.tensor_parallel is {spread} and training.ranks {training.ranks}, which takes "
+                f"{needed} GPUs, but resources.gpus is {self.resources.gpus}; set one of them so that they fit"
+            )
+            misfits.append(("/rollout/vllm/tensor_parallel", message))
+        elif self.resources.gpus not in (0, needed):
+            message = (
+                f"resources.gpus is {self.resources.gpus} but training.ranks is {training.ranks}: every rank has one "
+                "GPU, or none has; make them equal"
+            )
+            misfits.append(("/resources/gpus", message))
+        return misfits
 
     @property
     def num_optimizer_steps(self) -> int:

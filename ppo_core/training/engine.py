@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from torch import Tensor
+from torch import Tensor, nn
 
+from ppo_core.errors import CheckpointError
+from ppo_core.models.critic import CriticModel
 from ppo_core.models.logits_head import EntropyUse
 from ppo_core.models.policy import PolicyModel, PolicyOutput
 from ppo_core.rollout.weights import PolicyWeights, Probe
 from ppo_core.training.microbatches import Microbatch
+from ppo_core.training.optimizer import MOMENTS
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,15 @@ class StepReport:
     applied: bool
     learning_rate: float
     value_learning_rate: float
+
+
+@dataclass(frozen=True)
+class StateSlice:
+    """A run of one tensor's elements in row-major order: `values`, flat or whole, from element `start` on."""
+
+    shape: tuple[int, ...]  #: of the whole tensor
+    start: int
+    values: Tensor  #: float32
 
 
 class TrainEngine(Protocol):
@@ -71,8 +84,46 @@ class TrainEngine(Protocol):
         """What the policy says of the probe's tokens now."""
         ...
 
-    def export_state(self) -> dict[str, Tensor]:
-        """Weights (`master/NAME`) and moments (`step/NAME`, `exp_avg/NAME`, `exp_avg_sq/NAME`), float32."""
+    def export_state(self) -> dict[str, StateSlice]:
+        """This rank's part of weights (`master/NAME`) and moments (`step/NAME`, `exp_avg/NAME`, `exp_avg_sq/NAME`).
+
+        All ranks' parts together are the whole, each element once.
+        """
         ...
 
-    def load_state(self, tensors: dict[str, Tensor], num_steps: int) -> None: ...
+    def load_state(self, tensors: Mapping[str, Tensor], num_steps: int) -> None:
+        """Take over whole weights and moments; each rank keeps its part.
+
+        Raises:
+            CheckpointError: a parameter is missing or has another shape; nothing has changed then.
+        """
+        ...
+
+
+def pass_settings(policy: PolicyModel, critic: CriticModel | None) -> PassSettings:
+    """As the models are set now."""
+    modules = [*policy.modules(), *(critic.modules() if critic is not None else ())]
+    return PassSettings(
+        attention_kernel=str(getattr(policy.model.config, "_attn_implementation", "unknown")),
+        dropout=max((module.p for module in modules if isinstance(module, nn.Dropout)), default=0.0),
+        training_mode=any(module.training for module in modules),
+        dtype=str(policy.model.dtype),
+        layout=policy.trunk.layout,
+    )
+
+
+def check_saved(tensors: Mapping[str, Tensor], shapes: Mapping[str, Sequence[int]]) -> None:
+    """Whether saved tensors are those of a model whose trained parameters have these shapes.
+
+    Raises:
+        CheckpointError: a parameter is missing, has another shape, or is not the model's.
+    """
+    for name, shape in shapes.items():
+        if f"master/{name}" not in tensors:
+            raise CheckpointError(f"the checkpoint has no weights for {name}")
+        saved = tensors[f"master/{name}"].shape
+        if list(saved) != list(shape):
+            raise CheckpointError(f"{name} has shape {list(saved)} in the checkpoint, {list(shape)} in the model")
+    known = {f"{kind}/{name}" for kind in ("master", *MOMENTS) for name in shapes}
+    if unknown := sorted(set(tensors) - known):
+        raise CheckpointError(f"the checkpoint holds {unknown[0]}, which this model does not have")

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
-from ppo_core.errors import CheckpointError
 from ppo_core.models.critic import CriticModel
 from ppo_core.models.logits_head import EntropyUse
 from ppo_core.models.policy import PolicyModel, PolicyOutput
 from ppo_core.rollout.weights import PolicyWeights, Probe, probe_of
 from ppo_core.spec import RunSpec
-from ppo_core.training.engine import PassSettings, StepReport
+from ppo_core.training.engine import PassSettings, StateSlice, StepReport, check_saved, pass_settings
 from ppo_core.training.microbatches import Microbatch
 from ppo_core.training.optimizer import MOMENTS, ClippedAdamW, MasterWeights
 from ppo_core.training.schedule import learning_rate_factor
@@ -57,14 +57,7 @@ class LocalEngine:
         return self._num_steps
 
     def pass_settings(self) -> PassSettings:
-        modules = [*self._policy.modules(), *(self._critic.modules() if self._critic is not None else ())]
-        return PassSettings(
-            attention_kernel=str(getattr(self._policy.model.config, "_attn_implementation", "unknown")),
-            dropout=max((module.p for module in modules if isinstance(module, nn.Dropout)), default=0.0),
-            training_mode=any(module.training for module in modules),
-            dtype=str(self._policy.model.dtype),
-            layout=self._policy.trunk.layout,
-        )
+        return pass_settings(self._policy, self._critic)
 
     def forward(self, batch: Microbatch, *, entropy: EntropyUse, freeze_policy: bool = False) -> PolicyOutput:
         output = self._policy.predict(
@@ -108,33 +101,18 @@ class LocalEngine:
     def probe(self) -> Probe:
         return probe_of(self._policy)
 
-    def export_state(self) -> dict[str, Tensor]:
+    def export_state(self) -> dict[str, StateSlice]:
         tensors = {}
         for name, master in self._masters.by_name.items():
             tensors[f"master/{name}"] = master.detach()
             tensors.update(
                 {f"{key}/{name}": tensor for key, tensor in self._optimizer_of(name).moments(master).items()}
             )
-        return tensors
+        return {key: StateSlice(tuple(tensor.shape), 0, tensor) for key, tensor in tensors.items()}
 
-    def load_state(self, tensors: dict[str, Tensor], num_steps: int) -> None:
-        """Take over weights and moments.
-
-        Raises:
-            CheckpointError: a parameter is missing or has another shape; nothing has changed then.
-        """
+    def load_state(self, tensors: Mapping[str, Tensor], num_steps: int) -> None:
         masters = self._masters.by_name
-        known = {f"{kind}/{name}" for kind in ("master", *MOMENTS) for name in masters}
-        for name, master in masters.items():
-            saved = tensors.get(f"master/{name}")
-            if saved is None:
-                raise CheckpointError(f"the checkpoint has no weights for {name}")
-            if saved.shape != master.shape:
-                raise CheckpointError(
-                    f"{name} has shape {list(saved.shape)} in the checkpoint, {list(master.shape)} in the model"
-                )
-        if unknown := sorted(set(tensors) - known):
-            raise CheckpointError(f"the checkpoint holds {unknown[0]}, which this model does not have")
+        check_saved(tensors, {name: master.shape for name, master in masters.items()})
         for name, master in masters.items():
             with torch.no_grad():
                 master.copy_(tensors[f"master/{name}"])

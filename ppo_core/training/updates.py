@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from torch import Tensor, cat
+from torch import Tensor, cat, float64, tensor
 
 from ppo_core.errors import NonFiniteError, RatioError
 from ppo_core.losses import PolicyStats, ValueStats, policy_loss, value_loss
 from ppo_core.masked import masked_sum
+from ppo_core.ranks import ALONE, Ranks
 from ppo_core.rollout.batch import Rollout
 from ppo_core.spec import RunSpec
 from ppo_core.training.engine import PassSettings, TrainEngine
@@ -93,9 +94,14 @@ class SkippedTooOften(NonFiniteError):
 
 
 def run_updates(
-    trainer: TrainEngine, batch: PPOBatch, spec: RunSpec, iteration: int, skipped_in_a_row: int = 0
+    trainer: TrainEngine,
+    batch: PPOBatch,
+    spec: RunSpec,
+    iteration: int,
+    skipped_in_a_row: int = 0,
+    ranks: Ranks = ALONE,
 ) -> UpdateReport:
-    """Run the epochs of one iteration.
+    """Run the epochs of one iteration. The report is of all ranks' microbatches, and the same on each.
 
     Before the first optimizer step the policy must repeat its own logprobs: max |ratio - 1| over the first
     minibatch's real tokens within `update.ratio_tolerance`.
@@ -110,12 +116,12 @@ def run_updates(
     checked = early = False
     for epoch in range(spec.update.epochs):
         reports: list[MinibatchReport] = []
-        for step, parts in enumerate(_minibatches(batch, spec, iteration, epoch), start=1):
+        for step, parts in enumerate(_minibatches(batch, spec, iteration, epoch, ranks.size), start=1):
             num_tokens = float(sum(int(part.mask.count_nonzero()) for part in parts))
             if num_tokens == 0:
                 num_empty += 1
                 continue
-            report = _backward(trainer, batch, parts, num_tokens, spec, iteration)
+            report = _backward(trainer, batch, parts, num_tokens, spec, iteration, ranks)
             if not checked:
                 _check_ratio(report, batch.old.settings, trainer.pass_settings(), spec, iteration)
                 checked = True
@@ -142,17 +148,23 @@ def run_updates(
     return UpdateReport(tuple(epochs), num_steps, tuple(skipped), num_empty, skipped_in_a_row, early)
 
 
-def _minibatches(batch: PPOBatch, spec: RunSpec, iteration: int, epoch: int) -> list[list[Microbatch]]:
-    """One list of microbatches for each optimizer step of an epoch."""
+def _minibatches(batch: PPOBatch, spec: RunSpec, iteration: int, epoch: int, num_ranks: int) -> list[list[Microbatch]]:
+    """One list of microbatches, of all ranks, for each optimizer step of an epoch."""
     update = spec.update
     if spec.policy.dtype == "bfloat16":
-        return minibatches_of_microbatches(batch.old.plan, update.minibatches, spec.seed, iteration, epoch)
+        return minibatches_of_microbatches(batch.old.plan, update.minibatches, spec.seed, iteration, epoch, num_ranks)
     parts = minibatch_rows(batch.rollout.num_rows, update.minibatches, spec.seed, iteration, epoch)
-    return [microbatches(batch.rollout, rows, update.token_budget, update.row_layout) for rows in parts]
+    return [microbatches(batch.rollout, rows, update.token_budget, update.row_layout, num_ranks) for rows in parts]
 
 
 def _backward(
-    trainer: TrainEngine, batch: PPOBatch, parts: list[Microbatch], num_tokens: float, spec: RunSpec, iteration: int
+    trainer: TrainEngine,
+    batch: PPOBatch,
+    parts: list[Microbatch],
+    num_tokens: float,
+    spec: RunSpec,
+    iteration: int,
+    ranks: Ranks,
 ) -> MinibatchReport:
     """Gradients of one minibatch, gathered over its microbatches; every loss is divided by the whole step's tokens."""
     update = spec.update
@@ -160,7 +172,7 @@ def _backward(
     total_policy = total_value = total_entropy = 0.0
     policy: PolicyStats | None = None
     value: ValueStats | None = None
-    for part in parts:
+    for part in ranks.mine(parts):
         output = trainer.forward(
             part, entropy="trained" if update.entropy_coef > 0 else "measured", freeze_policy=warming_up
         )
@@ -188,10 +200,22 @@ def _backward(
         total_entropy += float(entropy.detach())
         policy = policy_stats if policy is None else policy + policy_stats
         value = value_stats if value is None else value + value_stats
-    assert policy is not None
+    assert policy is not None  # Every rank has a microbatch of every minibatch.
     assert value is not None
+    policy_sum, value_sum, entropy_sum = ranks.add(
+        tensor([total_policy, total_value, total_entropy], dtype=float64)
+    ).tolist()
     return MinibatchReport(
-        total_policy, total_value, total_entropy, policy, value, math.nan, math.nan, False, math.nan, math.nan
+        policy_loss=policy_sum,
+        value_loss=value_sum,
+        entropy=entropy_sum,
+        policy=policy.over_ranks(ranks.group),
+        value=value.over_ranks(ranks.group),
+        grad_norm=math.nan,
+        value_grad_norm=math.nan,
+        applied=False,
+        learning_rate=math.nan,
+        value_learning_rate=math.nan,
     )
 
 

@@ -22,6 +22,7 @@ from ppo_core.rewards import kl_penalty
 from ppo_core.rundir import ExitCode
 from ppo_core.scoring.combine import Reward
 from tests.ppo_core.toy_run import make_toy, toy_segment
+from tests.ppo_core.training.engine_state import whole_state
 
 pytestmark = pytest.mark.runs
 
@@ -84,7 +85,7 @@ class Run:
             before(trainer)
             self.trainer = trainer
             self.start = self.probe()
-            self.start_state = {name: tensor.clone() for name, tensor in trainer.models.trainer.export_state().items()}
+            self.start_state = {name: tensor.clone() for name, tensor in whole_state(trainer.models.trainer).items()}
 
         if policy.get("lora"):
             spec["update"]["learning_rate"] = 2e-2  # adapters start as a product with zero, and move slowly at first
@@ -138,7 +139,7 @@ def test_only_the_kl_penalty_brings_the_policy_back_to_its_reference(
     def away(trainer: Any) -> None:
         """Move what is trained by noise of its own, masters included."""
         engine, noise = trainer.models.trainer, torch.Generator().manual_seed(4)
-        state = engine.export_state()
+        state = whole_state(engine)
         # Adapters start as a product with zero: noise in the other factor alone would be none.
         scale = 0.8 if VARIANTS[variant].get("lora") else 0.1
         moved = {
@@ -170,7 +171,7 @@ def test_in_critic_warm_up_only_values_learn(tmp_path: Path, monkeypatch: pytest
     )
     assert run.code == ExitCode.DONE
     assert torch.equal(run.probe(), run.start)
-    end = run.trainer.models.trainer.export_state()
+    end = whole_state(run.trainer.models.trainer)
     ours = {name for name in end if not name.split("/")[1].startswith(("value_head.", "critic."))}
     # No moment of a policy weight has come into being, and no weight has moved.
     assert ours == {name for name in run.start_state if not name.split("/")[1].startswith(("value_head.", "critic."))}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +21,9 @@ from transformers import (
     Qwen2Config,
     Qwen3Config,
 )
+
+from ppo_core.models.policy import PolicyModel
+from ppo_core.rollout.weights import PolicyWeights, save_policy
 
 VOCABULARY = 64
 CONTEXT = 64
@@ -93,3 +97,8 @@ def tiny_tokenizer(special: tuple[str, str, str] = ("<pad>", "<s>", "</s>")) -> 
     tokenizer.train_from_iterator(["the film is good", "a bad film and a good film"] * 4, trainer)
     pad, bos, eos = special
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=pad, bos_token=bos, eos_token=eos)
+
+
+def saved(policy: PolicyModel, folder: Path, tokenizer: Any | None = None) -> None:
+    """Write a policy as checkpoints hold it."""
+    save_policy(policy, PolicyWeights(policy).held(), folder, tokenizer)

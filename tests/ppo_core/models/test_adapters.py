@@ -11,9 +11,8 @@ from transformers import AutoModelForCausalLM
 
 from ppo_core.models.loading import load_policy, load_reference
 from ppo_core.models.policy import PolicyModel
-from ppo_core.rollout.weights import PolicyWeights
 from ppo_core.spec.groups import LoRAConfig, PolicyConfig
-from tests.ppo_core.tiny_models import tiny_model
+from tests.ppo_core.tiny_models import saved, tiny_model
 
 IDS = torch.tensor([[1, 5, 9, 13]])
 
@@ -62,7 +61,7 @@ def test_only_adapters_and_the_value_head_are_trained(tmp_path: Path) -> None:
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_the_saved_folder_is_a_plain_model_with_the_adapters_in_its_weights(tmp_path: Path, family: str) -> None:
     policy, _ = adapted(tmp_path / "start", family)
-    PolicyWeights(moved(policy)).save_pretrained(tmp_path / "saved")
+    saved(moved(policy), tmp_path / "saved")
     model, report = AutoModelForCausalLM.from_pretrained(tmp_path / "saved", output_loading_info=True)
     assert not report["missing_keys"]
     assert not report["unexpected_keys"]

@@ -14,10 +14,9 @@ from ppo_core.main import run_segment
 from ppo_core.models.loading import load_policy
 from ppo_core.models.policy import PolicyModel, PolicyOutput
 from ppo_core.rollout.transformers_engine import TransformersEngine
-from ppo_core.rollout.weights import PolicyWeights
 from ppo_core.rundir import ExitCode, checkpoints
 from ppo_core.spec.groups import PolicyConfig, RolloutConfig
-from tests.ppo_core.tiny_models import FAMILIES, VOCABULARY, tiny_model, tiny_tokenizer
+from tests.ppo_core.tiny_models import FAMILIES, VOCABULARY, saved, tiny_model, tiny_tokenizer
 from tests.ppo_core.toy_run import TOKENS, journal, make_toy, toy_segment
 
 LENGTH = 9  # Longer than the sliding windows of the tiny models.
@@ -137,15 +136,15 @@ def test_a_saved_policy_loads_again_with_equal_logits_and_ties(family: str, tmp_
     """T26."""
     tiny_model(family).save_pretrained(tmp_path / "start")
     made = loaded(tmp_path / "start")
-    PolicyWeights(made).save_pretrained(tmp_path / "saved")
+    saved(made, tmp_path / "saved")
     again = loaded(tmp_path / "saved")
     ids = torch.tensor([tokens_of(LENGTH)])
     assert torch.equal(again.model(input_ids=ids).logits, made.model(input_ids=ids).logits)
     for one in (made, again):
         tied = one.model.get_input_embeddings().weight is one.model.get_output_embeddings().weight
         assert tied == (family in TIED)
-    saved = sum(tensor.numel() for tensor in load_file(tmp_path / "saved" / "model.safetensors").values())
-    assert saved == sum(parameter.numel() for parameter in made.model.parameters())
+    written = sum(tensor.numel() for tensor in load_file(tmp_path / "saved" / "model.safetensors").values())
+    assert written == sum(parameter.numel() for parameter in made.model.parameters())
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -12,9 +12,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ppo_core.errors import DataError
 from ppo_core.models.loading import load_policy, load_reference, load_tokenizer
-from ppo_core.rollout.weights import PolicyWeights
 from ppo_core.spec.groups import PolicyConfig
-from tests.ppo_core.tiny_models import tiny_model, tiny_tokenizer
+from tests.ppo_core.tiny_models import saved, tiny_model, tiny_tokenizer
 
 IDS = torch.tensor([[1, 5, 9, 13]])
 
@@ -73,7 +72,7 @@ def test_tied_embeddings_stay_one_tensor_through_save_load_update_save_load(tmp_
         optimizer = torch.optim.SGD(policy.parameters(), lr=0.1)
         policy.model(input_ids=IDS).logits.square().sum().backward()
         optimizer.step()
-        PolicyWeights(policy).save_pretrained(tmp_path / str(step + 1))
+        saved(policy, tmp_path / str(step + 1))
         again = load_policy(PolicyConfig(model=str(tmp_path / str(step + 1))))
         assert again.model.get_input_embeddings().weight is again.model.get_output_embeddings().weight
         assert torch.equal(again.model(input_ids=IDS).logits, policy.model(input_ids=IDS).logits)
@@ -88,7 +87,7 @@ def test_a_saved_policy_is_a_plain_folder_without_the_value_head(tmp_path: Path)
     tiny_model().save_pretrained(tmp_path / "start")
     policy = load_policy(PolicyConfig(model=str(tmp_path / "start")))
     nn.init.ones_(policy.value_head.weight)
-    PolicyWeights(policy).save_pretrained(tmp_path / "saved", tiny_tokenizer())
+    saved(policy, tmp_path / "saved", tiny_tokenizer())
     model, report = AutoModelForCausalLM.from_pretrained(tmp_path / "saved", output_loading_info=True)
     assert not report["missing_keys"]
     assert not report["unexpected_keys"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from ppo_core.models.policy import PolicyModel
 from ppo_core.rollout import transformers_engine
 from ppo_core.rollout.engine import Response
 from ppo_core.rollout.transformers_engine import TransformersEngine, stop_ids_of
-from ppo_core.rollout.weights import PolicyWeights, probe_of
+from ppo_core.rollout.weights import PolicyWeights, probe_of, weights_digest
 from ppo_core.seeds import derived_seed
 from ppo_core.spec.groups import PolicyConfig, RolloutConfig
 from tests.ppo_core.tiny_models import FAMILIES, VOCABULARY, tiny_model, tiny_tokenizer
@@ -194,16 +193,19 @@ def test_the_next_rollout_is_of_the_new_weights() -> None:
     assert made.version == 1
 
 
-def test_other_weights_than_those_sent_are_an_error_with_both_digests() -> None:
+def test_an_engine_with_a_model_of_its_own_takes_over_what_is_sent() -> None:
     policy = PolicyModel(tiny_model())
-    made = engine(policy=policy)
-    other = copy.deepcopy(policy)
-    assert made.sync_weights(PolicyWeights(other), probe_of(other), 1).version == 1
-    with torch.no_grad():
-        next(other.model.parameters())[0, 0] += 1e-3
+    made = engine(policy=PolicyModel(tiny_model(seed=5)))
+    assert made.sync_weights(PolicyWeights(policy), probe_of(policy), 1).digest == weights_digest(PolicyWeights(policy))
+    assert made.generate(PROMPTS, seeds=SEEDS) == engine(policy=policy).generate(PROMPTS, seeds=SEEDS)
+
+
+def test_other_weights_than_those_sent_are_an_error_with_both_digests() -> None:
+    policy, other = PolicyModel(tiny_model()), PolicyModel(tiny_model(num_hidden_layers=3))
+    made = engine(policy=other)
     with pytest.raises(WeightSyncError, match=r"sent weights of digest \w{64}, the engine holds \w{64}"):
-        made.sync_weights(PolicyWeights(other), probe_of(other), 2)
-    assert made.version == 1
+        made.sync_weights(PolicyWeights(policy), probe_of(policy), 2)
+    assert made.version == 0
 
 
 @pytest.mark.parametrize("family", FAMILIES)

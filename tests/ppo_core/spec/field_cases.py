@@ -142,17 +142,17 @@ CASES: dict[str, Case] = {
     "resources.max_hours": Case(1e-9, "end"),
 }
 
-# Only one value is legal yet; that is asserted.
-ONE_VALUE = (
-    "rollout.engine",
-    "training.engine",
-    "training.ranks",
-    "training.zero_stage",
-    "training.offload",
-)
-
-# The trainer never looks at these: the platform does, and the named test shows it.
+# The trainer never looks at these, or several processes are needed to see them: the named test shows it.
 SHOWN_BY = {
+    "training.engine": "tests/ppo_core/training/test_ranks.py::test_state_is_written_once_by_whoever_holds_it",
+    "training.ranks": "tests/ppo_core/training/test_ranks.py::test_every_rank_answers_prompts_of_its_own",
+    "training.zero_stage": (
+        "tests/ppo_core/training/test_ranks.py::test_at_stage_3_each_rank_holds_half_of_every_parameter"
+    ),
+    "training.offload": "tests/ppo_core/training/test_ranks.py::test_offloaded_optimizer_states_change_nothing",
+    "training.peer_timeout_s": (
+        "tests/worker/test_real_ranks.py::test_a_run_that_lost_a_rank_goes_on_from_its_checkpoint"
+    ),
     "name": "tests/ppo/test_train.py::test_the_default_run_directory_is_named_after_the_run",
     "resources.priority": "tests/store/test_queue.py::test_priority_goes_before_age",
 }

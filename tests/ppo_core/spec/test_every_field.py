@@ -13,11 +13,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any
 
 import pytest
 import torch
-from pydantic.fields import FieldInfo
 from transformers import LlamaForSequenceClassification
 
 from ppo.pruning import Pruner
@@ -28,7 +27,7 @@ from ppo_core.spec.fields import every_field, group_in
 from ppo_core.spec.files import JUDGE_FUNCTIONS, REWARD_FUNCTIONS
 from tests.ppo_core.scoring.live_service import Said, live_service, scores
 from tests.ppo_core.scoring.registered import register
-from tests.ppo_core.spec.field_cases import CASES, ONE_VALUE, SHOWN_BY
+from tests.ppo_core.spec.field_cases import CASES, SHOWN_BY
 from tests.ppo_core.tiny_models import tiny_config, tiny_model, tiny_tokenizer
 from tests.ppo_core.toy_run import TOKENS, journal, make_toy, timeless, toy_segment
 
@@ -216,7 +215,7 @@ TO_BE_SHOWN = [name for name in FIELDS if not is_plain_group(name)]
 
 
 def test_every_field_is_shown_in_one_way() -> None:
-    ways = Counter([*CASES, *ONE_VALUE, *SHOWN_BY])
+    ways = Counter([*CASES, *SHOWN_BY])
     assert {name for name, count in ways.items() if count > 1} == set()
     assert set(TO_BE_SHOWN) - set(ways) == set(), "write a case for each new field"
     assert set(ways) - set(TO_BE_SHOWN) == set(), "there is no such field any more"
@@ -248,15 +247,3 @@ def test_the_test_that_shows_a_field_elsewhere_is_there(name: str) -> None:
     path, _, function = SHOWN_BY[name].partition("::")
     tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
     assert function in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
-
-
-@pytest.mark.parametrize("name", ONE_VALUE)
-def test_a_field_without_a_choice_allows_one_value_alone(name: str) -> None:
-    field = FIELDS[name]
-    choices = get_args(field.annotation) if get_origin(field.annotation) is Literal else bounds(field)
-    assert len(set(choices)) == 1
-    assert field.default in choices
-
-
-def bounds(field: FieldInfo) -> list[Any]:
-    return [getattr(rule, end) for rule in field.metadata for end in ("ge", "le") if hasattr(rule, end)]

@@ -18,6 +18,7 @@ from ppo_core.training.optimizer import ClippedAdamW, MasterWeights
 from ppo_core.training.passes import forward_policy
 from ppo_core.training.updates import run_updates
 from tests.ppo_core.tiny_models import tiny_model
+from tests.ppo_core.training.engine_state import whole_state
 from tests.ppo_core.training.made_rollouts import made_rollout
 from tests.ppo_core.training.test_updates import PROMPTS, RESPONSES, made_batch, made_spec
 
@@ -73,7 +74,7 @@ def test_bfloat16_weights_are_the_rounded_masters_after_training_and_after_loadi
     spec = spec_of({"dtype": "bfloat16"})
     first = bfloat16_engine(spec)
     run_updates(first, made_batch(first, spec), spec, iteration=1)
-    state = {name: tensor.clone() for name, tensor in first.export_state().items()}
+    state = {name: tensor.clone() for name, tensor in whole_state(first).items()}
     assert {tensor.dtype for tensor in state.values()} == {torch.float32}
     second = bfloat16_engine(spec)
     second.load_state(state, first.num_steps)
@@ -81,7 +82,7 @@ def test_bfloat16_weights_are_the_rounded_masters_after_training_and_after_loadi
         for name, weight in engine.policy.named_parameters():
             assert torch.equal(weight, state[f"master/{name}"].to(weight.dtype))
         run_updates(engine, made_batch(engine, spec), spec, iteration=2)
-    ends = [engine.export_state() for engine in (first, second)]
+    ends = [whole_state(engine) for engine in (first, second)]
     assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
 
 
@@ -118,7 +119,7 @@ def test_a_non_finite_gradient_of_the_critic_moves_neither() -> None:
     critic = CriticModel(tiny_model(seed=5).base_model).eval()
     engine = LocalEngine(PolicyModel(tiny_model(), "separate").eval(), spec, critic)
     batch = made_batch(engine, spec)
-    before = {name: tensor.clone() for name, tensor in engine.export_state().items()}
+    before = {name: tensor.clone() for name, tensor in whole_state(engine).items()}
     part = batch.old.plan[0]
     output = engine.forward(part, entropy="none")
     engine.backward(output.logprobs.sum(), output.values.sum() * math.nan)
@@ -126,7 +127,7 @@ def test_a_non_finite_gradient_of_the_critic_moves_neither() -> None:
     assert not report.applied
     assert math.isfinite(report.grad_norm)
     assert math.isnan(report.value_grad_norm)
-    after = engine.export_state()
+    after = whole_state(engine)
     assert after.keys() == before.keys()
     assert all(torch.equal(after[name], before[name]) for name in before)
 

@@ -23,6 +23,7 @@ from ppo_core.training.local import LocalEngine
 from ppo_core.training.passes import forward_policy
 from ppo_core.training.updates import PPOBatch, run_updates
 from tests.ppo_core.tiny_models import tiny_model
+from tests.ppo_core.training.engine_state import whole_state
 from tests.ppo_core.training.made_rollouts import made_rollout
 
 PROMPTS, RESPONSES = [3, 1, 2, 4, 2, 3, 1, 2], [5, 7, 0, 2, 8, 1, 4, 6]
@@ -228,7 +229,7 @@ def test_state_goes_out_and_comes_back_bit_for_bit() -> None:
     first = made_engine(spec)
     batch = made_batch(first, spec)
     run_updates(first, batch, spec, iteration=1)
-    state = {name: tensor.clone() for name, tensor in first.export_state().items()}
+    state = {name: tensor.clone() for name, tensor in whole_state(first).items()}
     second = made_engine(spec)
     second.load_state(state, first.num_steps)
     for engine in (first, second):

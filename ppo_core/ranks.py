@@ -1,0 +1,141 @@
+"""The processes that train one run together: who is who, and how they tell each other what they found.
+
+A batch's small tensors lie on every rank, and only the expensive passes are shared out. So numbers are made from the
+whole batch on every rank alike, and what is exchanged here are parts of it. Nothing here knows models.
+
+A rank that waits for another one has a deadline, the process group's. A peer that is gone, or silent for that long, is
+a `RankLostError` on all that wait.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ppo_core.errors import PPOCoreError, RankLostError
+
+T = TypeVar("T")
+Item = TypeVar("Item")
+
+
+class Unpicklable(PPOCoreError):
+    """A rank failed by a fault that cannot travel as it is; the message has its kind and text."""
+
+    code = "rank_fault"
+    hint = "Look at the end of that rank's log."
+
+
+@dataclass(frozen=True)
+class _Fault:
+    error: Exception
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among the `size` ranks of its run. Alone, every call answers at once."""
+
+    rank: int = 0
+    size: int = 1
+
+    @classmethod
+    def join(cls, deadline_s: float) -> Ranks:
+        """Take the place that RANK and WORLD_SIZE give, and meet the others at MASTER_ADDR and MASTER_PORT.
+
+        Args:
+            deadline_s: how long a rank may wait for the others, here and in every exchange.
+
+        Raises:
+            RankLostError: the others did not come.
+        """
+        rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+        if size == 1 or dist.is_initialized():
+            return cls(rank, size)
+        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        try:
+            dist.init_process_group(backend, rank=rank, world_size=size, timeout=timedelta(seconds=deadline_s))
+        except RuntimeError as error:
+            raise RankLostError(
+                f"rank {rank} could not meet the other ranks within {deadline_s:g} s: {error}"
+            ) from error
+        return cls(rank, size)
+
+    @property
+    def group(self) -> dist.ProcessGroup | None:
+        """What tensors are reduced over; None alone."""
+        return dist.group.WORLD if self.size > 1 else None
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the rank that speaks for the run."""
+        return self.rank == 0
+
+    def mine(self, items: Sequence[Item]) -> Sequence[Item]:
+        """Every `size`-th of the items, this rank's."""
+        return items[self.rank :: self.size]
+
+    def gather(self, value: T) -> list[T]:
+        """What every rank has, by rank."""
+        if self.size == 1:
+            return [value]
+        found: list[Any] = [None] * self.size
+        self._exchange(lambda: dist.all_gather_object(found, value))
+        return found
+
+    def together(self, local: Callable[[], T]) -> list[T]:
+        """Run a part that needs no other rank, and share what came of it: all results by rank, or on all the one fault.
+
+        A fault is raised rather than an interruption, the lowest rank's first.
+        """
+        if self.size == 1:
+            return [local()]
+        return _or_fault(self.gather(_caught(local)))
+
+    def first(self, local: Callable[[], T]) -> T:
+        """What rank 0 finds, on all ranks; its fault, too. The others do not run it."""
+        if self.size == 1:
+            return local()
+        found: list[Any] = [_caught(local) if self.is_first else None]
+        self._exchange(lambda: dist.broadcast_object_list(found, src=0))
+        return _or_fault(found)[0]  # type: ignore[no-any-return]
+
+    def add(self, tensor: Tensor) -> Tensor:
+        """Sum over the ranks, in place."""
+        if self.size > 1:
+            self._exchange(lambda: dist.all_reduce(tensor))
+        return tensor
+
+    def _exchange(self, call: Callable[[], object]) -> None:
+        try:
+            call()
+        except RuntimeError as error:  # What the back ends raise when a peer is gone or late has no type of its own.
+            raise RankLostError(f"rank {self.rank} lost the other ranks: {error}") from error
+
+
+ALONE = Ranks()
+
+
+def _caught(local: Callable[[], T]) -> T | _Fault:
+    try:
+        return local()
+    except Exception as error:
+        try:
+            pickle.loads(pickle.dumps(error))
+        except Exception:
+            return _Fault(Unpicklable(f"{type(error).__name__}: {error}"))
+        return _Fault(error)
+
+
+def _or_fault(found: list[T | _Fault]) -> list[T]:
+    faults = [each.error for each in found if isinstance(each, _Fault)]
+    if faults:
+        # An interruption is no fault: with one beside it, the fault is what people have to hear of.
+        raise next((error for error in faults if isinstance(error, PPOCoreError)), faults[0])
+    return [each for each in found if not isinstance(each, _Fault)]
