@@ -14,10 +14,11 @@ PY := .venv/bin/python
 WEB_SOURCES := $(shell find web -type f -not -path 'web/node_modules/*' -not -path 'web/dist/*' -not -path '*/test-results/*' 2>/dev/null)
 SETUP := PYTHON='$(PYTHON)' TORCH_INDEX='$(TORCH_INDEX)' bash requirements/setup.sh
 
-.PHONY: help setup setup-test demo up test test-all lint bench
+.PHONY: help setup setup-engines setup-test demo up test test-all lint bench
 
 help:
 	@echo "make setup      .venv with everything pinned, and the built web pages"
+	@echo "make setup-engines    vLLM and DeepSpeed beside it, for specs that ask for them"
 	@echo "make demo       all of it: the platform, the reviews example, a training run to watch (EXIT=1: end with the run)"
 	@echo "make up         the platform, nothing submitted"
 	@echo "make test       the tests but the slow ones        make test-all   the slow ones too"
@@ -25,6 +26,7 @@ help:
 
 # Set-up is stamped: with nothing changed it takes no time.
 setup: .venv/.stamp-base .venv/.stamp-web
+setup-engines: setup .venv/.stamp-engines
 setup-test: setup .venv/.stamp-test
 
 .venv/.stamp-base: requirements/base.txt pyproject.toml requirements/setup.sh
@@ -32,6 +34,9 @@ setup-test: setup .venv/.stamp-test
 
 .venv/.stamp-test: requirements/test.txt .venv/.stamp-base
 	@$(SETUP) test
+
+.venv/.stamp-engines: requirements/engines.txt .venv/.stamp-base
+	@$(SETUP) engines
 
 .venv/.stamp-web: $(WEB_SOURCES) | .venv/.stamp-base
 	@$(SETUP) web
@@ -43,11 +48,11 @@ up: setup
 	@exec .venv/bin/ppo up $(ARGS)
 
 # One pytest run, so that its closing line is the last word.
-test: setup-test
+test: setup-test setup-engines
 	@$(SETUP) browser
 	@$(PY) -m pytest -m "not slow and not gpu" --durations=15 $(ARGS)
 
-test-all: setup-test
+test-all: setup-test setup-engines
 	@$(SETUP) browser
 	@$(PY) -m pytest -m "not gpu" --durations=15 $(ARGS)
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What `make setup` does, step by step: base | test | web | web-check | browser.
+# What `make setup` does, step by step: base | test | engines | web | web-check | browser.
 # Each step ends with a stamp in .venv, so that make does not call it again; each failure ends with one line that says
 # what is missing and what to do about it.
 set -euo pipefail
@@ -66,6 +66,14 @@ test_tools() {
     touch .venv/.stamp-test
 }
 
+# --no-deps, since vLLM names builds of torchvision, torchaudio and torchcodec that do not fit this torch, and engines.txt
+# has all the rest; --no-build-isolation, since DeepSpeed is built from source and asks the installed torch for its kind.
+engines() {
+    say "installing the pinned engines of requirements/engines.txt: vLLM and DeepSpeed (1 GB more)"
+    pip_install "installing the engines" --no-deps --no-build-isolation -r requirements/engines.txt
+    touch .venv/.stamp-engines
+}
+
 # Node: the system's from version 20 on, else the one in a wheel.
 npm() {
     if command -v node >/dev/null && command -v npm >/dev/null && node -e 'process.exit(+(process.versions.node.split(".")[0] < 20))'; then
@@ -122,6 +130,7 @@ PYTHON
 case "${1:-}" in
     base) base ;;
     test) test_tools ;;
+    engines) engines ;;
     web) web ;;
     web-check) web_check ;;
     browser) browser ;;
