@@ -8,7 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ppo_core.models.trunk import RowLayout
-from ppo_core.training.microbatches import microbatches, minibatch_rows, plan_with_at_least
+from ppo_core.training.microbatches import (
+    microbatches,
+    minibatch_rows,
+    minibatches_of_microbatches,
+    plan_with_at_least,
+)
 from tests.ppo_core.training.made_rollouts import made_rollout
 
 
@@ -88,3 +93,31 @@ def test_a_kept_plan_has_a_part_for_each_step_where_there_are_rows_enough(
     plan = plan_with_at_least(steps, rollout, budget)
     assert len(plan) >= min(steps, len(lengths))
     assert sorted(row for part in plan for row in part.rows.tolist()) == list(range(len(lengths)))
+
+
+@pytest.mark.parametrize("layout", ["padded", "packed"])
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 8])
+def test_every_rank_has_a_microbatch_in_every_round(layout: RowLayout, num_ranks: int) -> None:
+    """T28: also where rows are fewer than ranks; each row is dealt out once, and no microbatch is over the budget."""
+    rollout = made_rollout([2] * 5, [1, 4, 9, 2, 7])
+    parts = microbatches(rollout, torch.arange(5), 12, layout, num_ranks)
+    assert len(parts) % num_ranks == 0
+    real = [part for part in parts if part.mask.any()]
+    assert sorted(row for part in real for row in part.rows.tolist()) == [0, 1, 2, 3, 4]
+    for part in real:
+        tokens = part.input_ids.numel() if layout == "padded" else int(part.attention_mask.sum())
+        assert tokens <= 12 or len(part.rows) == 1
+    longest = [int(part.attention_mask.sum(dim=1).max()) for part in parts[::num_ranks]]
+    assert longest == sorted(longest, reverse=True)
+
+
+def test_kept_rounds_are_permuted_whole() -> None:
+    rollout = made_rollout([2] * 8, list(range(1, 9)))
+    plan = plan_with_at_least(3, rollout, 1000, num_ranks=2)
+    assert len(plan) >= 6
+    rounds = {(id(first), id(second)) for first, second in zip(plan[::2], plan[1::2], strict=True)}
+    for epoch in range(3):
+        parts = minibatches_of_microbatches(plan, 3, 1, 1, epoch, num_ranks=2)
+        assert len(parts) == 3
+        dealt = [pair for part in parts for pair in zip(part[::2], part[1::2], strict=True)]
+        assert {(id(first), id(second)) for first, second in dealt} == rounds

@@ -15,7 +15,8 @@ from ppo_core.rundir import SegmentDir, checkpoints
 from tests.ppo_core.rank_processes import run_all
 from tests.ppo_core.toy_run import journal, make_toy, timeless, toy_segment
 
-pytestmark = pytest.mark.engines
+# The first test waits for all runs: nearly two minutes where nothing else runs.
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(1200)]
 
 ITERATIONS = 3
 STAGES = (0, 1, 2, 3)
@@ -25,7 +26,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
     "separate": ({"policy": {"value_head": "separate"}, "update": {"critic_warmup_iterations": 1}}, STAGES),
     "adapters": (
         {"policy": {"lora": {"rank": 2, "alpha": 4}}, "update": {"critic_warmup_iterations": 1, "entropy_coef": 0.01}},
-        (1, 3),
+        (3,),
     ),
 }
 CASES = [(variant, stage) for variant, (_, stages) in VARIANTS.items() for stage in stages]
