@@ -100,29 +100,28 @@ class VLLMEngine:
                 "neither the model nor its tokenizer has an end-of-text id, so no response could ever end",
                 hint="Give rollout.stop_ids or rollout.stop_strings.",
             )
-        with tempfile.TemporaryDirectory(prefix="ppo-vllm-") as name:
-            folder = Path(name)
-            _write_model(policy, tokenizer, folder)
-            settings = settings_of(
-                policy,
-                config,
-                folder=folder,
-                max_prompt_tokens=max_prompt_tokens,
-                transfer=self._transfer,
-                extension=extension,
-            )
-            environment = environment_of(policy.device, config.vllm.replicas)
-            self._processes = [
-                VLLMProcess(f"vLLM engine {place}", logs / f"{label}-{place}.log", environment, config.vllm.timeout_s)
-                for place in range(config.vllm.replicas)
-            ]
-            try:
-                answers(
-                    [(one, one.ask("start", timeout_s=START_TIMEOUT_S, settings=settings)) for one in self._processes]
-                )
-            except BaseException:
-                self.close()
-                raise
+        # Until the end: vLLM leaves files of its own where it is told that temporary ones go.
+        self._folder = tempfile.TemporaryDirectory(prefix="ppo-vllm-")
+        folder = Path(self._folder.name)
+        _write_model(policy, tokenizer, folder)
+        settings = settings_of(
+            policy,
+            config,
+            folder=folder,
+            max_prompt_tokens=max_prompt_tokens,
+            transfer=self._transfer,
+            extension=extension,
+        )
+        environment = environment_of(policy.device, config.vllm.replicas, folder)
+        self._processes = [
+            VLLMProcess(f"vLLM engine {place}", logs / f"{label}-{place}.log", environment, config.vllm.timeout_s)
+            for place in range(config.vllm.replicas)
+        ]
+        try:
+            answers([(one, one.ask("start", timeout_s=START_TIMEOUT_S, settings=settings)) for one in self._processes])
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def version(self) -> int:
@@ -200,6 +199,7 @@ class VLLMEngine:
         """End all of its processes; harmless when repeated."""
         for process in self._processes:
             process.kill()
+        self._folder.cleanup()
 
     def _send(self, weights: PolicyWeights, version: int) -> tuple[str, list[Message]]:
         """Send all weights to every process: the digest of what was sent, and what each says that it received."""

@@ -95,8 +95,8 @@ def settings_of(
     }
 
 
-def environment_of(device: torch.device, num_replicas: int) -> dict[str, str]:
-    """The environment of one of `num_replicas` engines beside this process."""
+def environment_of(device: torch.device, num_replicas: int, folder: Path) -> dict[str, str]:
+    """The environment of one of `num_replicas` engines beside this process; `folder` is for their temporary files."""
     found = {name: value for name, value in os.environ.items() if name not in RANK_VARIABLES}
     found.setdefault("OMP_NUM_THREADS", str(max(1, torch.get_num_threads() // num_replicas)))
     found |= {
@@ -112,6 +112,7 @@ def environment_of(device: torch.device, num_replicas: int) -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",
     }
     if device.type == "cpu":
+        found["TMPDIR"] = str(folder)  # Not on a GPU: what is compiled there is meant to be found again.
         found["TORCHDYNAMO_DISABLE"] = "1"  # It would compile C++ for a sum of ranks, which takes half a minute.
     return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -29,9 +30,12 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMEngine]:
     made = started_engine(contract_policy(), logs, LONGEST)
     yield made
     pids = [member for pid in made.pids for member in group_of(pid)]
+    folder = Path(made._folder.name)
     assert pids
+    assert folder.exists()
     made.close()
     made.close()
+    assert not folder.exists()
     assert not [member for pid in made.pids for member in group_of(pid)]
 
 

@@ -42,11 +42,11 @@ def test_prompt_response_and_canary_fit_and_the_context_is_not_exceeded() -> Non
 def test_a_rank_is_not_the_engines(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_PORT": "5", "OMP_NUM_THREADS": "3"}.items():
         monkeypatch.setenv(name, value)
-    found = environment_of(torch.device("cpu"), num_replicas=2)
+    found = environment_of(torch.device("cpu"), 2, Path("t"))
     assert not {"RANK", "WORLD_SIZE", "MASTER_PORT"} & found.keys()
     assert (found["OMP_NUM_THREADS"], found["VLLM_ENABLE_V1_MULTIPROCESSING"]) == ("3", "0")
     monkeypatch.delenv("OMP_NUM_THREADS")
-    assert int(environment_of(torch.device("cpu"), num_replicas=64)["OMP_NUM_THREADS"]) >= 1
+    assert int(environment_of(torch.device("cpu"), 64, Path("t"))["OMP_NUM_THREADS"]) >= 1
 
 
 def test_heads_that_vllm_cannot_run_on_a_processor_are_refused_by_number(tmp_path: Path) -> None:
