@@ -57,6 +57,12 @@ def settings_of(
     shape = policy.model.config.get_text_config()
     context = getattr(shape, "max_position_embeddings", None) or sys.maxsize
     num_tokens: int = policy.model.get_input_embeddings().num_embeddings
+    if getattr(policy.model.get_output_embeddings(), "bias", None) is not None:
+        raise DataError(
+            f"a {type(policy.model).__name__} has a bias on its output embedding, which vLLM 0.32 loses when weights "
+            "are loaded anew",
+            hint="Set rollout.engine to transformers.",
+        )
     on_cpu = policy.device.type == "cpu"
     if on_cpu:
         _refuse_odd_heads(shape)

@@ -55,6 +55,11 @@ def test_heads_that_vllm_cannot_run_on_a_processor_are_refused_by_number(tmp_pat
     assert not list(tmp_path.iterdir())
 
 
+def test_a_bias_on_the_output_embedding_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="a PhiForCausalLM has a bias on its output embedding, which vLLM"):
+        started_engine(PolicyModel(tiny_model("phi", hidden_size=128)), tmp_path, vllm_config())
+
+
 def test_without_vllm_the_remedy_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "vllm" else found(name))
