@@ -95,6 +95,7 @@ def run_iteration(
         seeds = [derived_seed(spec.seed, "rollout", progress.iteration, row) for row in range(len(prompts.prompt_ids))]
         responses = models.engine.generate(prompts.prompt_ids, seeds=seeds, check=control.check)
         sampled = assemble(prompts, responses, models.pad_id, models.decode, models.engine.version)
+        models.engine.rest()  # What it holds on a GPU that both share is the trainer's until the sync.
     with watch.phase("scoring"):
         all_scores = models.reward.score(sampled.prompt_texts, sampled.response_texts)
         control.check_together()

@@ -81,6 +81,10 @@ class RolloutEngine(Protocol):
         """
         ...
 
+    def rest(self) -> None:
+        """Nothing is asked of it before the next sync: it may give its memory up until then."""
+        ...
+
     def close(self) -> None:
         """End what it runs beside the trainer; harmless when repeated."""
         ...

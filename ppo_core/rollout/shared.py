@@ -74,6 +74,10 @@ class SharedEngine:
         self._version = report.version
         return report
 
+    def rest(self) -> None:
+        own = self._own
+        self._ranks.together(lambda: own.rest() if own is not None else None)
+
     def close(self) -> None:
         if self._own is not None:
             self._own.close()

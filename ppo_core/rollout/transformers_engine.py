@@ -111,6 +111,9 @@ class TransformersEngine:
         self._version = version
         return SyncReport(version, held, gap)
 
+    def rest(self) -> None:
+        """It holds nothing of its own."""
+
     def close(self) -> None:
         """Nothing runs beside the trainer."""
 

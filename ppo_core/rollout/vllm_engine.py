@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -18,7 +18,7 @@ from ppo_core.errors import DataError, EngineLostError, EngineTimeoutError, Roll
 from ppo_core.models.policy import PolicyModel
 from ppo_core.rollout.cuda_ipc import CudaIPCWeights
 from ppo_core.rollout.engine import Response, SyncReport
-from ppo_core.rollout.shared_weights import SharedWeights
+from ppo_core.rollout.shared_weights import SharedWeights, read_weights
 from ppo_core.rollout.transformers_engine import PROBE_TOLERANCE, stop_ids_of
 from ppo_core.rollout.vllm_channel import Message
 from ppo_core.rollout.vllm_process import VLLMProcess, answers
@@ -171,15 +171,12 @@ class VLLMEngine:
 
     def sync_weights(self, weights: PolicyWeights, probe: Probe, version: int) -> SyncReport:
         """See `RolloutEngine`. The first one loads the weights twice and compares what the engine computes with."""
-        digest, received = self._send(weights, version)
-        if not self._is_checked:
-            first = self._ask_all("fingerprint")
-            self._send(weights, version)
-            for process, one, other in zip(self._processes, first, self._ask_all("fingerprint"), strict=True):
-                if one["workers"] != other["workers"]:
-                    raise WeightSyncError(
-                        f"version {version}: {process.name}, loaded twice, holds two different things"
-                    )
+        pairs = iter(weights)
+        try:
+            digest, received = (self._send if self._is_checked else self._send_twice)(pairs, version)
+        finally:
+            for _ in pairs:  # Ranks that make weights whole together do so to the end, whatever happens to one engine.
+                pass
         examined = self._ask_all("examine", probe=[list(row) for row in probe.rows])
         gap = 0.0
         for process, taken, answer in zip(self._processes, received, examined, strict=True):
@@ -191,7 +188,7 @@ class VLLMEngine:
         return SyncReport(self._version, received[0]["digest"], gap)
 
     def rest(self) -> None:
-        """Give its memory back until the next sync, where it shares a GPU with the trainer."""
+        """See `RolloutEngine`. It sleeps where it shares a GPU with the trainer."""
         if self._sleeps:
             self._ask_all("rest")
 
@@ -201,20 +198,28 @@ class VLLMEngine:
             process.kill()
         self._folder.cleanup()
 
-    def _send(self, weights: PolicyWeights, version: int) -> tuple[str, list[Message]]:
+    def _send(self, pairs: Iterable[tuple[str, torch.Tensor]], version: int) -> tuple[str, list[Message]]:
         """Send all weights to every process: the digest of what was sent, and what each says that it received."""
-        pairs = iter(weights)
-        try:
-            self._ask_all("begin_update")
-            with self._transferred(pairs) as transfer:
-                for part in transfer:
-                    self._ask_all("update", part=part)
-                return transfer.digest, self._ask_all("finish_update", version=str(version))
-        finally:
-            for _ in pairs:  # Ranks that make weights whole together do so to the end, whatever happens to one engine.
-                pass
+        self._ask_all("begin_update")
+        with self._transferred(pairs) as transfer:
+            for part in transfer:
+                self._ask_all("update", part=part)
+            return transfer.digest, self._ask_all("finish_update", version=str(version))
 
-    def _transferred(self, pairs: Iterator[tuple[str, torch.Tensor]]) -> Transfer:
+    def _send_twice(self, pairs: Iterable[tuple[str, torch.Tensor]], version: int) -> tuple[str, list[Message]]:
+        """The same, from a copy: other ranks iterate the weights once, and so must this one."""
+        with SharedWeights(pairs) as kept:
+            (part,) = kept
+            copies = read_weights(part["path"], part["index"])
+            self._send(copies, version)
+            first = self._ask_all("fingerprint")
+            sent = self._send(copies, version)
+        for process, one, other in zip(self._processes, first, self._ask_all("fingerprint"), strict=True):
+            if one["workers"] != other["workers"]:
+                raise WeightSyncError(f"version {version}: {process.name}, loaded twice, holds two different things")
+        return sent
+
+    def _transferred(self, pairs: Iterable[tuple[str, torch.Tensor]]) -> Transfer:
         return CudaIPCWeights(pairs, self._device) if self._transfer == CUDA_IPC else SharedWeights(pairs)
 
     def _ask_all(self, operation: str, **arguments: Any) -> list[Message]:

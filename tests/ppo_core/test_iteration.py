@@ -46,6 +46,9 @@ class Misspeaking:
     def sync_weights(self, weights: PolicyWeights, probe: Probe, version: int) -> SyncReport:
         return self._engine.sync_weights(weights, probe, version)
 
+    def rest(self) -> None:
+        self._engine.rest()
+
     def close(self) -> None:
         self._engine.close()
 

@@ -104,6 +104,12 @@ class EngineContract:
         with pytest.raises(RolloutError, match="no token"):
             engine.generate([[1], []], seeds=[1, 2])
 
+    def test_after_a_rest_and_a_sync_it_goes_on(self) -> None:
+        engine = self.make(rollout_config())
+        engine.rest()
+        engine.sync_weights(PolicyWeights(self.policy), probe_of(self.policy), 5)
+        assert len(engine.generate(PROMPTS, seeds=SEEDS)) == len(PROMPTS)
+
     def test_the_version_is_that_of_the_last_sync(self) -> None:
         engine = self.make(rollout_config())
         assert engine.version == 4

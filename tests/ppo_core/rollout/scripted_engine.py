@@ -38,6 +38,9 @@ class ScriptedEngine:
         self._version = version
         return SyncReport(version, weights_digest(weights), 0.0)
 
+    def rest(self) -> None:
+        pass
+
     def close(self) -> None:
         pass
 

@@ -123,6 +123,9 @@ class Shared:
         self._before(version)
         return self._engine.sync_weights(weights, probe, version)
 
+    def rest(self) -> None:
+        pass
+
     def close(self) -> None:
         pass
 
