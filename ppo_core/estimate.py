@@ -62,7 +62,7 @@ def estimate(spec: RunSpec, config: Mapping[str, Any] | None = None) -> Estimate
     # A classifier's head is as good as nothing beside its trunk, and its input embedding is counted once.
     reward_parameters = tuple(None if shape is None else shape.body_parameters for shape in rewards)
     kept = _checkpoints_kept(spec)
-    critic = _critic(spec)
+    critic = _critic(spec, policy)
     checkpoint_bytes = None if policy is None else _checkpoint_bytes(spec, policy, critic)
     samples_bytes = _samples_bytes(spec)
     disk_bytes = None if checkpoint_bytes is None else (kept + 1) * checkpoint_bytes + samples_bytes
@@ -83,7 +83,8 @@ def estimate(spec: RunSpec, config: Mapping[str, Any] | None = None) -> Estimate
         meaning=(),
     )
     about_memory = () if memory is None else memory_warnings(spec, memory)
-    warnings = (*warnings_of(spec), *_unknown(policy, reward_parameters), *about_memory)
+    critic_is_unknown = critic is None and spec.policy.value_head == "separate"
+    warnings = (*warnings_of(spec), *_unknown(policy, critic_is_unknown, reward_parameters), *about_memory)
     return replace(numbers, warnings=warnings, meaning=_meaning(spec, numbers))
 
 
@@ -95,10 +96,10 @@ def _config(folder: str) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _critic(spec: RunSpec) -> ModelShape | None:
+def _critic(spec: RunSpec, policy: ModelShape | None) -> ModelShape | None:
     if spec.policy.value_head != "separate":
         return None
-    return model_shape(_config(spec.policy.critic_model or spec.policy.model))
+    return policy if spec.policy.critic_model is None else model_shape(_config(spec.policy.critic_model))
 
 
 def _checkpoint_bytes(spec: RunSpec, policy: ModelShape, critic: ModelShape | None) -> int:
@@ -122,10 +123,12 @@ def _samples_bytes(spec: RunSpec) -> int:
     return spec.iterations // spec.samples.every * spec.samples.per_iteration * longest * SAMPLE_BYTES_A_TOKEN
 
 
-def _unknown(policy: ModelShape | None, rewards: tuple[int | None, ...]) -> list[str]:
+def _unknown(policy: ModelShape | None, critic_is_unknown: bool, rewards: tuple[int | None, ...]) -> list[str]:
     found = []
     if policy is None:
         found.append("memory and disk are not known: the policy's family or sizes are not ones that can be counted")
+    elif critic_is_unknown:
+        found.append("the critic's size is not known, so it is missing from memory and disk")
     if None in rewards:
         found.append("a reward model's size is not known, so it is missing from the memory estimate")
     return found

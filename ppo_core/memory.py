@@ -99,17 +99,17 @@ def _phases(
     moved = states.optimizer if offloads else 0
     gradients = 0 if offloads else states.all_gradients - workspace.kept
     kept = 0 if offloads else workspace.kept
-    resident = states.loaded + states.moments_bytes + states.all_gradients - moved - gradients
+    resident = states.loaded + states.moments_bytes + states.all_gradients - moved - gradients + workspace.held
     whole = _whole_pass(spec)
     widest = max(passing_bytes(shape, whole) for shape in (policy, networks.critic) if shape is not None)
-    passing = activations + workspace.whole + workspace.backward
+    passing = activations + max(workspace.whole, workspace.backward)
     if _steps_have_several(spec) or spec.training.engine != "local":
         update = gradients + max(passing, workspace.step)
     else:
         update = max(activations, gradients + workspace.backward)
     # A weight with its adapters merged in, and what they add to it.
     merged = 0 if spec.policy.lora is None else 2 * policy.hidden * policy.intermediate
-    loaded = states.loaded + kept - (states.masters_bytes if offloads else 0)
+    loaded = states.loaded + kept + workspace.held - (states.masters_bytes if offloads else 0)
     return {
         # Before ZeRO has partitioned it, every rank has the whole policy.
         "loading": max(loaded + _calibration(spec, policy), weight * (policy.parameters + policy.parameters)),

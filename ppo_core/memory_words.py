@@ -43,12 +43,10 @@ def memory_warnings(spec: RunSpec, memory: MemoryEstimate) -> Iterator[str]:
     needed = memory.peak_bytes + max(memory.engines_bytes, int(share * USUAL_GPU * GB))
     if needed > USUAL_GPU * GB:
         fits = next((size for size in LARGE_GPUS if memory.peak_bytes + share * size * GB <= size * GB), None)
-        larger = f" a GPU of {fits} GB would hold it;" if fits else ""
-        yield (
-            f"a GPU needs about {size_text(needed)}, which does not fit {USUAL_GPU} GB;{larger} "
-            f"{', or '.join(_remedies(spec))}"
-        )
-    if memory.engines_bytes > share * USUAL_GPU * GB > 0:
+        larger = f"one of {fits} GB would hold it; else " if fits else ""
+        usual = f"the {size_text(USUAL_GPU * GB)} of one of {USUAL_GPU} GB"
+        yield f"each GPU needs about {size_text(needed)}, more than {usual}; {larger}{', or '.join(_remedies(spec))}"
+    if memory.engines_bytes > share * USUAL_GPU * GB:
         given = spec.rollout.vllm.gpu_memory_utilization
         yield (
             f"rollout.vllm.gpu_memory_utilization {given:g} gives vLLM {_given(spec)} of {USUAL_GPU} GB, but it needs "

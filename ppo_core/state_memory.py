@@ -27,8 +27,9 @@ from ppo_core.pass_memory import FLOAT
 from ppo_core.spec import RunSpec
 
 _MOMENTS = 2
-# Gradients that DeepSpeed gathers before it reduces them, and most weights that it keeps whole under ZeRO 3.
+# Gradients of one exchange: enough to be bound by the wire, and 200 MB at most.
 REDUCE_BUCKET = 50_000_000
+# Most weights that ZeRO 3 keeps whole.
 _MAX_WHOLE_WEIGHTS = 1_000_000_000
 # Weights that ZeRO 3 steps at once, and gradients that are reduced at once without ZeRO.
 _STEP_GROUP = 1_000_000_000
@@ -85,14 +86,16 @@ class StateBytes:
 class Workspace:
     """What an engine needs beside the states.
 
-    `kept` are gradients that stay between optimizer steps. `whole` is made of partitioned weights for every pass,
-    `backward` holds gradients on their way to sums and other ranks, `step` what the optimizer reads.
+    `kept` are gradients that stay between optimizer steps, `held` is memory that is always taken. `whole` is made of
+    partitioned weights for a pass, `backward` holds gradients on their way to sums and other ranks, `step` what the
+    optimizer reads.
     """
 
-    kept: int
-    whole: int
-    backward: int
-    step: int
+    kept: int = 0
+    held: int = 0
+    whole: int = 0
+    backward: int = 0
+    step: int = 0
 
 
 def bytes_a_weight(spec: RunSpec) -> int:
@@ -140,17 +143,21 @@ def workspace_of(spec: RunSpec, networks: Networks, states: StateBytes) -> Works
     if spec.training.engine == "local":
         # The gradient of the largest matrix, beside the sum that it is added to; in bfloat16 made float32 first.
         largest = 0 if spec.policy.lora is not None else _largest_matrix(networks.policy)
-        return Workspace(kept=0, whole=0, backward=largest * (FLOAT + (weight if weight < FLOAT else 0)), step=0)
+        return Workspace(backward=largest * (FLOAT + (weight if weight < FLOAT else 0)))
     bucket, own = min(REDUCE_BUCKET, trained), _share(trained, ranks)
     if stage == 0:
-        return Workspace(0, 0, 0, step=FLOAT * min(trained, _ALL_REDUCE) if ranks > 1 else 0)
+        return Workspace(step=FLOAT * min(trained, _ALL_REDUCE) if ranks > 1 else 0)
     if stage == 3:
         whole = weight * min(trained, _MAX_WHOLE_WEIGHTS) if ranks > 1 else 0
-        step = FLOAT * min(own, _STEP_GROUP)
-        return Workspace(states.all_gradients, whole, backward=bucket * (2 * FLOAT + weight), step=step)
+        return Workspace(
+            kept=states.all_gradients,
+            held=FLOAT * bucket + whole,  # Weights that will soon be read again stay whole.
+            whole=whole,
+            backward=(weight + (FLOAT if weight < FLOAT else 0)) * bucket,
+            step=FLOAT * min(own, _STEP_GROUP),
+        )
     return Workspace(
         kept=states.gradient_sums_bytes if stage == 1 else 0,
-        whole=0,
         backward=bucket * FLOAT + (weight * own if stage == 2 else 0),
         step=FLOAT * own if weight == FLOAT else 0,
     )

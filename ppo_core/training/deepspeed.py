@@ -27,14 +27,13 @@ from ppo_core.models.policy import PolicyModel, PolicyOutput
 from ppo_core.ranks import Ranks
 from ppo_core.rollout.weights import PolicyWeights, Probe, probe_of
 from ppo_core.spec import RunSpec
+from ppo_core.state_memory import REDUCE_BUCKET
 from ppo_core.training.engine import PassSettings, StateSlice, StepReport, check_saved, pass_settings
 from ppo_core.training.local import CRITIC
 from ppo_core.training.microbatches import Microbatch
 from ppo_core.training.partition import HeldAdamW, Partition
 from ppo_core.training.schedule import learning_rate_factor
 
-# Elements of one exchange: enough to be bound by the wire, and 200 MB at most.
-MAX_BUCKET = 50_000_000
 ALIGNMENT = 4096  # DeepSpeed wants even ones.
 
 
@@ -269,7 +268,7 @@ class _GradientWatch:
 
 def _config(spec: RunSpec, num_elements: int) -> dict[str, Any]:
     training = spec.training
-    bucket = -(-min(num_elements, MAX_BUCKET) // ALIGNMENT) * ALIGNMENT
+    bucket = -(-min(num_elements, REDUCE_BUCKET) // ALIGNMENT) * ALIGNMENT
     zero: dict[str, Any] = {
         "stage": training.zero_stage,
         "overlap_comm": False,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,10 @@ import torch
 from ppo_core.estimate import estimate
 from ppo_core.memory import PROGRAM_BYTES, MemoryEstimate
 from ppo_core.spec import parse_spec
+from tests.ppo_core.rank_processes import exit_codes, start_ranks
 from tests.ppo_core.tensor_memory import peaks_of_run
 from tests.ppo_core.tiny_models import tiny_model
 from tests.ppo_core.toy_run import TOKENS, make_toy, toy_segment
-
-pytestmark = pytest.mark.runs
 
 # 17.9 million parameters: enough for 300 MB of states, and for runs of seconds.
 SIZES: dict[str, Any] = {
@@ -40,6 +40,16 @@ RUNS: dict[str, dict[str, Any]] = {
     "separate critic": {"policy": {"value_head": "separate"}},
     "float32, several microbatches": {"update": {"token_budget": 80}},
     "float32, large vocabulary": {"vocabulary": 8000, "rollout": {"max_new_tokens": 24}, "update": {"minibatches": 1}},
+}
+
+
+# The same on two ranks: what is shared out, and what every rank has whole.
+RANKS: dict[str, dict[str, Any]] = {
+    "ZeRO 2, float32": {"training": {"engine": "deepspeed", "ranks": 2, "zero_stage": 2}},
+    "ZeRO 3, bfloat16": {
+        "training": {"engine": "deepspeed", "ranks": 2, "zero_stage": 3},
+        **RUNS["bfloat16"],
+    },
 }
 
 
@@ -70,6 +80,7 @@ def measured_and_estimated(
     return {phase: max(peaks[part] for part in parts) for phase, parts in PHASES.items()}, memory
 
 
+@pytest.mark.runs
 @pytest.mark.parametrize("name", RUNS)
 def test_memory_is_what_a_real_run_holds(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each phase within a quarter, and the fullest, which decides whether a run fits, within a tenth."""
@@ -79,6 +90,25 @@ def test_memory_is_what_a_real_run_holds(name: str, tmp_path: Path, monkeypatch:
     assert memory.peak_bytes - PROGRAM_BYTES == pytest.approx(max(measured.values()), rel=0.1)
 
 
+@pytest.mark.engines
+@pytest.mark.parametrize("name", RANKS)
+def test_memory_is_what_each_of_two_ranks_holds(name: str, tmp_path: Path) -> None:
+    raw = run_of(tmp_path, **RANKS[name])
+    segment, result, log = toy_segment(tmp_path / "run", raw), tmp_path / "peaks", tmp_path / "log"
+    processes = start_ranks(2, "-m", "tests.ppo_core.measured_rank", str(segment.path), str(result), log=log)
+    codes = exit_codes(processes, 280)
+    assert codes == [0, 0], log.with_name("log-0.log").read_text()[-3000:]
+    first, second = (json.loads(Path(f"{result}-{rank}.json").read_text()) for rank in range(2))
+    measured = {phase: max(first[part] for part in parts) for phase, parts in PHASES.items()}
+    memory = estimate(parse_spec(raw)).memory
+    assert memory is not None
+    peak = memory.peak_bytes - PROGRAM_BYTES
+    assert memory.phases == pytest.approx(measured, rel=0.25)
+    assert peak == pytest.approx(max(measured.values()), rel=0.1)
+    assert peak == pytest.approx(max(second.values()), rel=0.1)
+
+
+@pytest.mark.runs
 def test_adapters_take_most_memory_when_they_are_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     raw = run_of(tmp_path, policy={"lora": {"rank": 16}})
     measured, memory = measured_and_estimated(raw, tmp_path, monkeypatch)
