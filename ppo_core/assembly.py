@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,8 @@ def assemble_trainer(
         DataError: a model, tokenizer or prompt file cannot be used.
         CheckpointError: the checkpoint is damaged, or of another model.
     """
+    # Without it deterministic mode refuses every matrix product on a GPU; cuBLAS reads it when it is first used.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
     # Whoever follows the journal draws progress; a log wants lines.
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
