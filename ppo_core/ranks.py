@@ -58,9 +58,8 @@ class Ranks:
         rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
         if size == 1 or dist.is_initialized():
             return cls(rank, size)
-        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         try:
-            dist.init_process_group(backend, rank=rank, world_size=size, timeout=timedelta(seconds=deadline_s))
+            dist.init_process_group(backends(), rank=rank, world_size=size, timeout=timedelta(seconds=deadline_s))
         except RuntimeError as error:
             raise RankLostError(
                 f"rank {rank} could not meet the other ranks within {deadline_s:g} s: {error}"
@@ -120,6 +119,11 @@ class Ranks:
 
 
 ALONE = Ranks()
+
+
+def backends() -> str:
+    """What a process group exchanges by: objects and what lies on the host by gloo, what lies on a GPU by NCCL."""
+    return "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
 
 
 def _caught(local: Callable[[], T]) -> T | _Fault:

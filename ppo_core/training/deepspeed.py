@@ -24,7 +24,7 @@ from ppo_core.errors import DataError, NonFiniteError
 from ppo_core.models.critic import CriticModel
 from ppo_core.models.logits_head import EntropyUse
 from ppo_core.models.policy import PolicyModel, PolicyOutput
-from ppo_core.ranks import Ranks
+from ppo_core.ranks import Ranks, backends
 from ppo_core.rollout.weights import PolicyWeights, Probe, probe_of
 from ppo_core.spec import RunSpec
 from ppo_core.state_memory import REDUCE_BUCKET
@@ -315,5 +315,5 @@ def _deepspeed() -> Any:
     # Two ranks on one machine would else compile a transport of their own at the first exchange.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     if not dist.is_initialized():  # One rank alone: DeepSpeed needs a group all the same.
-        dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+        dist.init_process_group(backends(), store=HashStore(), rank=0, world_size=1)
     return deepspeed
