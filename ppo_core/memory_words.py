@@ -13,6 +13,10 @@ from ppo_core.spec import RunSpec
 GB = 10**9
 # Of the GPUs that models of billions of parameters are trained on: the usual one, and the larger ones.
 USUAL_GPU, LARGE_GPUS = 80, (141, 192)
+# Phases in which vLLM sleeps where it shares a GPU, and what it keeps there: its context and captured graphs. Not
+# measured here; others report 3 to 5 GB.
+_ASLEEP = ("logprobs", "update")
+_ASLEEP_BYTES = 5 * GB
 
 
 def memory_lines(spec: RunSpec, memory: MemoryEstimate, parameters: int) -> Iterator[str]:
@@ -29,7 +33,7 @@ def memory_lines(spec: RunSpec, memory: MemoryEstimate, parameters: int) -> Iter
     yield f"memory by phase, the program's own {size_text(PROGRAM_BYTES)} aside: {phases}"
     if memory.engines_bytes:
         beside = " beside each rank" if ranks > 1 else ""
-        share = f"; it is given {_given(spec)} of 80 GB" if on_gpu else ""
+        share = f"; it is given {_given(spec)} of 80 GB, and sleeps in logprobs and update" if on_gpu else ""
         yield f"vLLM{beside} needs about {size_text(memory.engines_bytes)} for weights and key-value cache{share}"
     if on_gpu or ranks > 1:
         yield f"main memory: about {size_text(memory.host_bytes)} for all processes"
@@ -40,9 +44,9 @@ def memory_warnings(spec: RunSpec, memory: MemoryEstimate) -> Iterator[str]:
     if not spec.resources.gpus:
         return
     share = _share_of_gpu(spec)
-    needed = memory.peak_bytes + max(memory.engines_bytes, int(share * USUAL_GPU * GB))
+    needed = gpu_bytes(spec, memory, USUAL_GPU * GB)
     if needed > USUAL_GPU * GB:
-        fits = next((size for size in LARGE_GPUS if memory.peak_bytes + share * size * GB <= size * GB), None)
+        fits = next((size for size in LARGE_GPUS if gpu_bytes(spec, memory, size * GB) <= size * GB), None)
         larger = f"one of {fits} GB would hold it; else " if fits else ""
         usual = f"the {size_text(USUAL_GPU * GB)} of one of {USUAL_GPU} GB"
         yield f"each GPU needs about {size_text(needed)}, more than {usual}; {larger}{', or '.join(_remedies(spec))}"
@@ -53,6 +57,15 @@ def memory_warnings(spec: RunSpec, memory: MemoryEstimate) -> Iterator[str]:
             f"about {size_text(memory.engines_bytes)} to generate all rows at once; raise it, or lower "
             "rollout.batch_size"
         )
+
+
+def gpu_bytes(spec: RunSpec, memory: MemoryEstimate, size: int) -> int:
+    """Most bytes of a GPU of `size` that a rank and its engines hold at once."""
+    engines = max(memory.engines_bytes, int(_share_of_gpu(spec) * size))
+    asleep = min(engines, _ASLEEP_BYTES)
+    return PROGRAM_BYTES + max(
+        held + (asleep if phase in _ASLEEP else engines) for phase, held in memory.phases.items()
+    )
 
 
 def size_text(num_bytes: float) -> str:
