@@ -129,6 +129,11 @@ class VLLMEngine:
         return self._version
 
     @property
+    def transfer(self) -> str:
+        """The way on which weights come."""
+        return self._transfer
+
+    @property
     def pids(self) -> list[int]:
         """Of its processes."""
         return [process.pid for process in self._processes]
