@@ -151,7 +151,7 @@ SHOWN_BY = {
     ),
     "training.offload": "tests/ppo_core/training/test_ranks.py::test_offloaded_optimizer_states_change_nothing",
     "training.peer_timeout_s": (
-        "tests/worker/test_real_ranks.py::test_a_run_that_lost_a_rank_goes_on_from_its_checkpoint"
+        "tests/worker/test_real_ranks.py::test_a_lost_rank_is_named_within_its_deadline_and_nothing_of_it_is_left"
     ),
     "name": "tests/ppo/test_train.py::test_the_default_run_directory_is_named_after_the_run",
     "resources.priority": "tests/store/test_queue.py::test_priority_goes_before_age",
