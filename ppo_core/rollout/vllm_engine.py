@@ -176,6 +176,8 @@ class VLLMEngine:
 
     def sync_weights(self, weights: PolicyWeights, probe: Probe, version: int) -> SyncReport:
         """See `RolloutEngine`. The first one loads the weights twice and compares what the engine computes with."""
+        if self._sleeps:
+            torch.cuda.empty_cache()  # What training has freed, torch keeps from the engine, which is about to wake up.
         pairs = iter(weights)
         try:
             digest, received = (self._send if self._is_checked else self._send_twice)(pairs, version)

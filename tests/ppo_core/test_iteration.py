@@ -53,6 +53,25 @@ class Misspeaking:
         self._engine.close()
 
 
+class Noting(Misspeaking):
+    """Notes what it is asked for."""
+
+    def __init__(self, engine: RolloutEngine, asked: list[str]) -> None:
+        super().__init__(engine)
+        self._asked = asked
+
+    def generate(self, *arguments: Any, **more: Any) -> list[Response]:
+        self._asked.append("generate")
+        return super().generate(*arguments, **more)
+
+    def sync_weights(self, weights: PolicyWeights, probe: Probe, version: int) -> SyncReport:
+        self._asked.append("sync")
+        return super().sync_weights(weights, probe, version)
+
+    def rest(self) -> None:
+        self._asked.append("rest")
+
+
 def metrics_of(segment: SegmentDir) -> dict[int, dict[str, Any]]:
     return {event.iteration: timeless(event.payload) for event in journal(segment, "metrics")}
 
@@ -114,6 +133,17 @@ def test_every_rollout_is_of_the_newest_weights(toy: dict[str, Any], tmp_path: P
         assert (metrics[iteration]["kl/ref_token_k3"] > 1e-3) == (iteration > 1)
     state = json.loads((checkpoints(segment)[-1] / "state.json").read_text())["trainer"]
     assert state["policy_version"] == 3
+
+
+def test_an_engine_rests_from_the_rollout_to_the_sync(toy: dict[str, Any], tmp_path: Path) -> None:
+    """What it gives up of a GPU's memory is the trainer's for scoring, passes and update, in every iteration."""
+    asked: list[str] = []
+
+    def change(trainer: Any) -> None:
+        trainer.models = replace(trainer.models, engine=Noting(trainer.models.engine, asked))
+
+    ran(tmp_path, toy, change)
+    assert asked == ["generate", "rest", "sync"] * 3
 
 
 def test_a_restart_goes_on_counting_versions(toy: dict[str, Any], tmp_path: Path) -> None:

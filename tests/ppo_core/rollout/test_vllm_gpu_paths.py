@@ -51,8 +51,16 @@ def engine(started: tuple[VLLMEngine, Path]) -> VLLMEngine:
     return engine
 
 
-def test_weights_come_in_parts_and_it_sleeps_between(started: tuple[VLLMEngine, Path], engine: VLLMEngine) -> None:
+def test_weights_come_in_parts_and_it_sleeps_between(
+    started: tuple[VLLMEngine, Path], engine: VLLMEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     policy, calls = contract_policy(), started[1]
+
+    def empty_cache() -> None:
+        with calls.open("a") as file:
+            file.write("the trainer's torch gives back what it holds unused\n")
+
+    monkeypatch.setattr(torch.cuda, "empty_cache", empty_cache)
     first = synced(engine, policy, 1).generate(PROMPTS, seeds=SEEDS)
     calls.write_text("")
     engine.rest()
@@ -67,6 +75,7 @@ def test_weights_come_in_parts_and_it_sleeps_between(started: tuple[VLLMEngine, 
     assert num_parts > 3
     assert told == [
         "sleep 2",
+        "the trainer's torch gives back what it holds unused",
         "wake ['weights']",
         "start_weight_update",
         *["update_weights"] * num_parts,
