@@ -3,7 +3,7 @@
     python -m bench.gpu [--small] [--out FOLDER]
 
 It leaves `gpu.md` and `gpu.json` in the folder, and ends with 1 if a promise is not kept. In about twelve minutes on
-one H200, in two or three with `--small`; 16 GB of disk are used on the way.
+one H200, in two or three with `--small`; 10 GB of disk are used on the way.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from importlib.metadata import version
+from importlib.metadata import packages_distributions, version
 from pathlib import Path
 
 import torch
@@ -54,7 +54,8 @@ def about_here() -> dict[str, str]:
     return {
         "device": f"{device.name}, {device.total_memory / GIB:.0f} GiB",
         "CUDA": str(torch.version.cuda),
-        **{package: version(package) for package in ("vllm", "deepspeed")},
+        # A build of vLLM may be distributed under another name than its module's.
+        **{module: version(packages_distributions()[module][0]) for module in ("vllm", "deepspeed")},
         **versions(),
     }
 

@@ -173,7 +173,13 @@ def test_a_run_that_takes_too_long_is_ended(
     assert "it did not end in time" in capsys.readouterr().err
 
 
+def installed(monkeypatch: pytest.MonkeyPatch, packages: set[str]) -> None:
+    """What seems to be, wherever this is run."""
+    monkeypatch.setattr(script.importlib.util, "find_spec", lambda name: object() if name in packages else None)
+
+
 def test_without_a_gpu_it_says_so_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed(monkeypatch, {"vllm", "deepspeed"})
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     said = script.refusal()
     assert said is not None
@@ -183,8 +189,7 @@ def test_without_a_gpu_it_says_so_in_a_line(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("package", ["vllm", "deepspeed"])
 def test_without_an_engine_it_says_which_to_install(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
-    find = script.importlib.util.find_spec
-    monkeypatch.setattr(script.importlib.util, "find_spec", lambda name: None if name == package else find(name))
+    installed(monkeypatch, {"vllm", "deepspeed"} - {package})
     said = script.refusal()
     assert said is not None
     assert said.startswith(f"{package} is not installed here: install the version that requirements/engines.txt names")
