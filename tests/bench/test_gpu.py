@@ -13,9 +13,11 @@ import pytest
 import torch
 
 from bench.gpu import __main__ as script
-from bench.gpu.case import Case, spec_of
+from bench.gpu.case import Case, spec_of, write_case
+from bench.gpu.measured import measure
 from bench.gpu.observations import GIB, Observations, Sleep, Sync
 from bench.gpu.promises import LIMIT_S, in_time, promises_of
+from ppo_core.rundir import SegmentStart, create_segment
 from ppo_core.spec import parse_spec
 from tests.bench.told_run import TOLD
 
@@ -161,6 +163,28 @@ def test_a_run_that_leaves_no_word_is_a_broken_promise(
 ) -> None:
     assert ran(tmp_path, monkeypatch, "die") == 1
     assert "it ended with code 1 and left no word; its last line: out of something" in capsys.readouterr().err
+
+
+class Card:
+    """10 GiB, all of them free."""
+
+    def total_bytes(self) -> int:
+        return 10 * GIB
+
+    def free_bytes(self) -> int:
+        return 10 * GIB
+
+
+def test_a_run_that_fails_while_it_loads_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real trainer, which wants the spec's GPU."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    write_case(TINY, tmp_path)
+    segment = create_segment(tmp_path, SegmentStart("gpu-local", 1, spec_of(TINY, tmp_path, "local")))
+    seen = measure(segment, Card())
+    assert seen.exit_code != 0
+    assert "sees no CUDA device" in seen.error
+    first = promises_of(seen)[0]
+    assert (first.text, first.found, first.is_kept) == ("the run reaches its end", seen.error, False)
 
 
 def test_a_run_that_takes_too_long_is_ended(
