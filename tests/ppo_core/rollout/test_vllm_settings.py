@@ -6,6 +6,7 @@ import importlib.util
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,8 +20,8 @@ from tests.ppo_core.rollout.vllm_engines import started_engine, vllm_config
 from tests.ppo_core.tiny_models import tiny_model
 
 
-def settings(policy: PolicyModel, **changes: Any) -> dict[str, Any]:
-    config = vllm_config(**changes)
+def settings(policy: PolicyModel, options: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
+    config = vllm_config(options, **changes)
     return settings_of(policy, config, folder=Path("m"), max_prompt_tokens=20, transfer="t", extension="e")["engine"]
 
 
@@ -31,6 +32,24 @@ def test_nothing_is_left_to_the_models_folder() -> None:
     assert found["dtype"] == "float32"
     assert found["max_num_seqs"] == 32
     assert found["kv_cache_memory_bytes"] == 2**26
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "setting"),
+    [
+        ("tensor_parallel", 2, "tensor_parallel_size"),
+        ("max_rows", 7, "max_num_seqs"),
+        ("gpu_memory_utilization", 0.5, "gpu_memory_utilization"),
+    ],
+)
+def test_an_option_reaches_the_engine_on_a_gpu(option: str, value: float, setting: str) -> None:
+    on_gpu: Any = SimpleNamespace(model=contract_policy().model, device=torch.device("cuda"))
+    assert settings(on_gpu)[setting] != value
+    assert settings(on_gpu, options={option: value})[setting] == value
+
+
+def test_the_cache_of_an_engine_on_a_processor_is_as_large_as_asked() -> None:
+    assert settings(contract_policy(), options={"kv_cache_gib": 0.5})["kv_cache_memory_bytes"] == 2**29
 
 
 def test_prompt_response_and_canary_fit_and_the_context_is_not_exceeded() -> None:

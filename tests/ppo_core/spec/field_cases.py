@@ -142,8 +142,25 @@ CASES: dict[str, Case] = {
     "resources.max_hours": Case(1e-9, "end"),
 }
 
+OPTION_OF_VLLM = "tests/ppo_core/rollout/test_vllm_settings.py::test_an_option_reaches_the_engine_on_a_gpu"
+
 # The trainer never looks at these, or several processes are needed to see them: the named test shows it.
 SHOWN_BY = {
+    "rollout.engine": (
+        "tests/ppo_core/rollout/test_vllm_run.py::test_twenty_iterations_with_weights_that_move_and_logprobs_that_agree"
+    ),
+    "rollout.vllm.replicas": (
+        "tests/ppo_core/rollout/test_vllm_process.py::test_seeds_decide_whatever_the_number_of_replicas"
+    ),
+    "rollout.vllm.timeout_s": (
+        "tests/ppo_core/rollout/test_vllm_process.py::test_a_process_that_hangs_is_killed_at_the_deadline"
+    ),
+    "rollout.vllm.tensor_parallel": OPTION_OF_VLLM,
+    "rollout.vllm.max_rows": OPTION_OF_VLLM,
+    "rollout.vllm.gpu_memory_utilization": OPTION_OF_VLLM,
+    "rollout.vllm.kv_cache_gib": (
+        "tests/ppo_core/rollout/test_vllm_settings.py::test_the_cache_of_an_engine_on_a_processor_is_as_large_as_asked"
+    ),
     "training.engine": "tests/ppo_core/training/test_ranks.py::test_state_is_written_once_by_whoever_holds_it",
     "training.ranks": "tests/ppo_core/training/test_ranks.py::test_every_rank_answers_prompts_of_its_own",
     "training.zero_stage": (
