@@ -32,11 +32,11 @@ def look(segment: SegmentDir, trainer: Any) -> None:
 
 
 def poison(trainer: Any) -> None:
-    """The second backward pass of rank 1 has a gradient that is not finite."""
+    """The first backward pass of rank 1, which has tokens, has a gradient that is not finite."""
     engine, calls = trainer.models.trainer, itertools.count(1)
     backward = engine.backward
     if RANK == 1:
-        engine.backward = lambda policy, value: backward(policy, value * math.nan if next(calls) == 2 else value)
+        engine.backward = lambda policy, value: backward(policy, value * math.nan if next(calls) == 1 else value)
 
 
 def change(segment: SegmentDir, trainer: Any) -> None:
