@@ -96,7 +96,7 @@ def write_checkpoint(
 def _write(target: Path, work: Callable[[], T]) -> T:
     try:
         return work()
-    except OSError as error:
+    except (OSError, SafetensorError) as error:  # Of a full disk, what writes tensors says so by its own error.
         raise CheckpointError(
             f"{target} could not be written: {error}",
             hint="Free space on this disk, or lower checkpoints.keep_last; the last good checkpoint is untouched.",

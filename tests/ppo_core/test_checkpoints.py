@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -37,3 +38,30 @@ def test_weights_that_are_not_finite_are_never_written_and_cost_no_earlier_check
     assert [path.name for path in segment.checkpoints.iterdir()] == ["iter-000001"]
     verify_checkpoint(checkpoints(segment)[0])
     assert json.loads((checkpoints(segment)[0] / "state.json").read_text())["trainer"]["iteration"] == 1
+
+
+def test_a_full_disk_is_told_as_one_and_costs_no_earlier_checkpoint(tmp_path: Path) -> None:
+    """A real limit on the size of a file stands for it: the write of weights stops in the middle."""
+    segment = toy_segment(tmp_path / "run", {**make_toy(tmp_path), "checkpoints": {"every": 1, "keep_last": 1}})
+    unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def change(trainer: Any) -> None:
+        save = trainer._save
+
+        def fills_the_disk(reason: str) -> None:
+            if trainer.state.iteration == 2:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (segment.journal.stat().st_size + 5000, unlimited[1]))
+            try:
+                save(reason)
+            finally:
+                resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
+
+        trainer._save = fills_the_disk
+
+    assert run_segment(segment, token=0, attempt=1, change=change) == ExitCode.FAULT
+    error = journal(segment, "end")[0].payload["error"]
+    assert error["code"] == "checkpoint"
+    assert "could not be written" in error["message"]
+    assert "checkpoints.keep_last" in error["hint"]
+    assert [path.name for path in segment.checkpoints.iterdir()] == ["iter-000001"]
+    verify_checkpoint(checkpoints(segment)[0])
