@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from ppo_core.trainer import Outcome
 
 LOADING_DEADLINE_S = 1800.0
-# No end code: whoever started the ranks sees what became of the one that was lost, and decides by that.
-LOST_PEERS = 1
+# No end code: whoever started the ranks sees how each of them left, and decides by that.
+NO_LAST_WORD = 1
 
 
 def run_segment(segment: SegmentDir, token: int, attempt: int, change: Callable[[Any], None] | None = None) -> ExitCode:
@@ -100,7 +100,7 @@ def _train(
     ranks = Ranks.join(spec.training.peer_timeout_s)
     if ranks.size != spec.training.ranks:
         raise RunDirectoryError(
-            f"WORLD_SIZE is {ranks.size} but training.ranks of {segment.spec} {spec.training.ranks}"
+            f"WORLD_SIZE is {ranks.size} but training.ranks of {segment.spec} is {spec.training.ranks}"
         )
     control = Control(segment, token, journal, ranks)
     control.listen_to_sigterm()
@@ -161,10 +161,13 @@ def main() -> None:
         code = int(run_segment(SegmentDir(arguments.segment.resolve()), arguments.token, arguments.attempt))
     except RankLostError as fault:
         print(f"{fault.code}: {fault}", file=sys.stderr)
-        code = LOST_PEERS
+        code = NO_LAST_WORD
     except PPOCoreError as fault:
         print(f"{fault.code}: {fault}", file=sys.stderr)
         code = fault.exit_code
+    except Exception:  # Not even its end could be written.
+        traceback.print_exc()
+        code = NO_LAST_WORD
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
