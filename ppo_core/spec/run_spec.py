@@ -94,6 +94,13 @@ class RunSpec(Group):
                 "rank needs a row; lower training.ranks"
             )
             misfits.append(("/training/ranks", message))
+        elif self.policy.dtype == "bfloat16" and training.ranks * self.update.minibatches > self.rollout.batch_size:
+            message = (
+                f"policy.dtype is bfloat16, where an optimizer step has a row of every rank or more: "
+                f"update.minibatches {self.update.minibatches} on training.ranks {training.ranks} need as many rows as "
+                f"their product, but rollout.batch_size is {self.rollout.batch_size}; lower update.minibatches"
+            )
+            misfits.append(("/update/minibatches", message))
         if training.engine == "deepspeed" and training.zero_stage == 0 and self.policy.dtype == "bfloat16":
             message = (
                 "policy.dtype is bfloat16 and training.zero_stage 0: without ZeRO DeepSpeed adds up the gradients of "

@@ -1,4 +1,4 @@
-"""What the vLLM engine cannot do is refused at submit, by field and with the remedy."""
+"""What engines cannot do is refused at submit, by field and with the remedy."""
 
 from __future__ import annotations
 
@@ -37,3 +37,24 @@ def test_a_model_over_several_gpus_needs_them() -> None:
     (fault,) = faults(vllm={"tensor_parallel": 2})
     assert fault.pointer == "/rollout/vllm/tensor_parallel"
     assert "resources.gpus" in fault.message
+
+
+@pytest.mark.parametrize(
+    ("changes", "pointer"),
+    [
+        ({"training": {"ranks": 9}}, "/training/ranks"),
+        ({"policy": {"dtype": "bfloat16"}, "training": {"zero_stage": 0}}, "/training/zero_stage"),
+        ({"policy": {"dtype": "bfloat16"}, "update": {"minibatches": 5}}, "/update/minibatches"),
+    ],
+)
+def test_ranks_need_rows_and_a_stage_that_adds_up_in_float32(changes: dict[str, Any], pointer: str) -> None:
+    """Two ranks with eight rows; in bfloat16 a step takes a row of each."""
+    raw = copy.deepcopy(BASE) | {
+        "rollout": {"batch_size": 8},
+        "update": {"minibatches": 4, **changes.get("update", {})},
+        "training": {"engine": "deepspeed", "ranks": 2, "zero_stage": 1, **changes.get("training", {})},
+    }
+    raw["policy"] = {**raw["policy"], **changes.get("policy", {})}
+    with pytest.raises(SpecFaults) as error:
+        parse_spec(raw)
+    assert [fault.pointer for fault in error.value.faults] == [pointer]
