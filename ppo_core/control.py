@@ -6,13 +6,13 @@ import signal
 import time
 from types import FrameType
 
-from ppo_core.ranks import ALONE, Ranks
+from ppo_core.ranks import ALONE, Interruption, Ranks
 from ppo_core.rundir import SEVERITY, ControlCommand, Journal, SegmentDir, read_commands
 
 LOOK_EVERY_S = 0.1
 
 
-class Interrupted(Exception):
+class Interrupted(Interruption):
     """The iteration under way is given up: a stop or pause was asked before its update began."""
 
 
@@ -20,7 +20,7 @@ class Control:
     """Looks for commands of this trainer's lease token: between iterations, and within one every tenth of a second.
 
     With several ranks each looks by itself while it generates, and rank 0 looks for all where they move in step. What
-    is done about a command is rank 0's word alone.
+    is done about a command is rank 0's word alone; SIGTERM to any of them is one to all.
     """
 
     def __init__(self, segment: SegmentDir, token: int, journal: Journal, ranks: Ranks = ALONE) -> None:
@@ -44,6 +44,8 @@ class Control:
 
     def wants_to_end(self) -> str | None:
         """ "stop" or "pause" when one was asked, the more severe of several; None otherwise. The same on all ranks."""
+        # Else a rank that was sent one by itself would give up every iteration, and rank 0 begin it again.
+        self._terminated = any(self._ranks.gather(self._terminated))
         return self._ranks.first(self._asked)
 
     def _asked(self) -> str | None:

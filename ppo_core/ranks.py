@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import os
 import pickle
+import socket
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -19,6 +21,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import TCPStore
 
 from ppo_core.errors import PPOCoreError, RankLostError
 
@@ -33,9 +36,16 @@ class Unpicklable(PPOCoreError):
     hint = "Look at the end of that rank's log."
 
 
+class Interruption(Exception):
+    """What a rank was asked from outside to give up, which is no fault of it."""
+
+
 @dataclass(frozen=True)
 class _Fault:
+    """What was raised, and where: a traceback does not travel with its error."""
+
     error: Exception
+    traceback: str
 
 
 @dataclass(frozen=True)
@@ -59,8 +69,10 @@ class Ranks:
         if size == 1 or dist.is_initialized():
             return cls(rank, size)
         try:
-            dist.init_process_group(backends(), rank=rank, world_size=size, timeout=timedelta(seconds=deadline_s))
-        except RuntimeError as error:
+            deadline = timedelta(seconds=deadline_s)
+            store = _store(rank, size, deadline)
+            dist.init_process_group(backends(), store=store, rank=rank, world_size=size, timeout=deadline)
+        except (OSError, RuntimeError) as error:
             raise RankLostError(
                 f"rank {rank} could not meet the other ranks within {deadline_s:g} s: {error}"
             ) from error
@@ -121,6 +133,13 @@ class Ranks:
 ALONE = Ranks()
 
 
+def _store(rank: int, size: int, deadline: timedelta) -> TCPStore:
+    """Where the ranks find each other. Torch by itself would listen on every interface of the machine, not on one."""
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    listener = socket.create_server((host, port)).detach() if rank == 0 else None
+    return TCPStore(host, port, size, rank == 0, deadline, master_listen_fd=listener)
+
+
 def backends() -> str:
     """What a process group exchanges by: objects and what lies on the host by gloo, what lies on a GPU by NCCL."""
     return "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
@@ -129,17 +148,28 @@ def backends() -> str:
 def _caught(local: Callable[[], T]) -> T | _Fault:
     try:
         return local()
-    except Exception as error:
+    except Exception as raised:
+        error, told = raised, "".join(traceback.format_exception(raised))
         try:
             pickle.loads(pickle.dumps(error))
         except Exception:
-            return _Fault(Unpicklable(f"{type(error).__name__}: {error}"))
-        return _Fault(error)
+            error = Unpicklable(f"{type(error).__name__}: {error}")
+        return _Fault(error, told)
 
 
 def _or_fault(found: list[T | _Fault]) -> list[T]:
-    faults = [each.error for each in found if isinstance(each, _Fault)]
+    faults = [each for each in found if isinstance(each, _Fault)]
     if faults:
-        # An interruption is no fault: with one beside it, the fault is what people have to hear of.
-        raise next((error for error in faults if isinstance(error, PPOCoreError)), faults[0])
+        # The first of those that people have to hear of: what has a name rather than what came out of a library, and
+        # any fault rather than an interruption.
+        fault = min(faults, key=_place)
+        if fault.error.__traceback__ is None:  # It has travelled.
+            fault.error.add_note(f"On the rank that failed:\n{fault.traceback}")
+        raise fault.error
     return [each for each in found if not isinstance(each, _Fault)]
+
+
+def _place(fault: _Fault) -> int:
+    if isinstance(fault.error, PPOCoreError):
+        return 0
+    return 2 if isinstance(fault.error, Interruption) else 1

@@ -12,6 +12,7 @@ from typing import Any
 from ppo_core.errors import RunDirectoryError
 
 LOOPBACK = "127.0.0.1"
+LOOPBACK_INTERFACE = "lo"
 # Below it lie the ports of well-known services.
 _LOWEST_PORT = 10240
 _PORT_TRIES = 100
@@ -63,6 +64,9 @@ def rank_environment(rank: int, size: int, port: int, devices: Sequence[str]) ->
         "LOCAL_RANK": "0" if own else str(rank),
         "MASTER_ADDR": LOOPBACK,
         "MASTER_PORT": str(port),
+        # Else they listen where the machine's name leads, which may be a network.
+        "GLOO_SOCKET_IFNAME": LOOPBACK_INTERFACE,
+        "NCCL_SOCKET_IFNAME": LOOPBACK_INTERFACE,
         "CUDA_VISIBLE_DEVICES": ",".join(own),
     }
 

@@ -23,6 +23,8 @@ def test_all_meet_at_one_place_and_each_knows_its_number() -> None:
         "LOCAL_RANK": "0",
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": "12345",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "NCCL_SOCKET_IFNAME": "lo",
         "CUDA_VISIBLE_DEVICES": "",
     }
     assert second == {**first, "RANK": "1", "LOCAL_RANK": "1"}
