@@ -101,7 +101,7 @@ class VLLMEngine:
                 hint="Give rollout.stop_ids or rollout.stop_strings.",
             )
         # Until the end: vLLM leaves files of its own where it is told that temporary ones go.
-        self._folder = tempfile.TemporaryDirectory(prefix="ppo-vllm-")
+        self._folder = tempfile.TemporaryDirectory(prefix="ppo-vllm-", ignore_cleanup_errors=True)
         folder = Path(self._folder.name)
         _write_model(policy, tokenizer, folder)
         settings = settings_of(
