@@ -112,7 +112,7 @@ def _phases(
     loaded = states.loaded + kept + workspace.held - (states.masters_bytes if offloads else 0)
     return {
         # Before ZeRO has partitioned it, every rank has the whole policy.
-        "loading": max(loaded + _calibration(spec, policy), weight * (policy.parameters + policy.parameters)),
+        "loading": max(loaded + _calibration(spec, policy), 2 * weight * policy.parameters),
         "rollout": resident + _generation(spec, networks),
         "logprobs": resident + workspace.whole + widest + head_bytes(policy, _positions(spec, whole.tokens)),
         "update": resident + update,

@@ -199,7 +199,10 @@ class _Wrapped:
         return rates
 
     def hold(self, trunk: bool, heads: bool) -> None:
-        """Which groups keep weights and moments through the next step. A group by itself is the value side's."""
+        """Which groups keep weights and moments through the next step.
+
+        A group by itself goes by `heads`: a critic's, or that of a policy beside one, which steps only if it learns.
+        """
         held = [trunk, heads][-len(self._base_rates) :] if len(self._base_rates) == 2 else [heads]
         for group, each in zip(self._optimizer.param_groups, held, strict=True):
             group["held"] = each
