@@ -149,12 +149,16 @@ def _caught(local: Callable[[], T]) -> T | _Fault:
     try:
         return local()
     except Exception as raised:
-        error, told = raised, "".join(traceback.format_exception(raised))
-        try:
-            pickle.loads(pickle.dumps(error))
-        except Exception:
-            error = Unpicklable(f"{type(error).__name__}: {error}")
-        return _Fault(error, told)
+        error = raised if _can_travel(raised) else Unpicklable(f"{type(raised).__name__}: {raised}")
+        return _Fault(error, "".join(traceback.format_exception(raised)))
+
+
+def _can_travel(error: Exception) -> bool:
+    try:
+        # One that makes its message of what it was given is made anew of the message, and says something else then.
+        return str(pickle.loads(pickle.dumps(error))) == str(error)
+    except Exception:
+        return False
 
 
 def _or_fault(found: list[T | _Fault]) -> list[T]:

@@ -18,6 +18,7 @@ from ppo_core.errors import DataError, RewardError
 from ppo_core.ranks import ALONE, Ranks, Unpicklable
 from ppo_core.rundir import SegmentDir, SilentJournal
 from ppo_core.rundir.ranks import free_port, rank_environment
+from ppo_core.spec import Fault, SpecFaults
 
 
 class Odd(Exception):
@@ -73,6 +74,7 @@ def member(rank: int, port: int, results: Any) -> None:
             lambda: ranks.together(lambda: fail(Interrupted()) if rank == 0 else fail(MemoryError("row 7")))
         ),
         "where": where(lambda: ranks.together(lambda: fail(DataError("row 7")) if rank == 1 else 3)),
+        "garbled": raised(lambda: ranks.together(lambda: fail(SpecFaults([Fault("/seed", "is 5")])))),
         "odd": raised(lambda: ranks.together(lambda: fail(Odd("far away", 3)) if rank == 1 else 3)),
     }
     control = Control(SegmentDir(Path("nowhere")), 0, SilentJournal(), ranks)
@@ -118,6 +120,7 @@ def test_every_rank_learns_the_same(both: dict[int, dict[str, Any]]) -> None:
             "unnamed fault before interruption": "MemoryError: row 7",
             "where": True,
             "SIGTERM to the last": "stop",
+            "garbled": f"{Unpicklable.__name__}: SpecFaults: {Fault('/seed', 'is 5')}",
             "odd": f"{Unpicklable.__name__}: Odd: far away",
         }
     )
