@@ -179,12 +179,16 @@ class SavedTensors(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         entry = self._index[name]
-        parts = [self._file(part["file"]).get_tensor(name).flatten() for part in entry["slices"]]
-        whole = parts[0] if len(parts) == 1 else torch.cat(parts)
-        expected = math.prod(entry["shape"])
-        if whole.numel() != expected:
-            raise CheckpointError(f"{self._folder}: {name} has {whole.numel()} of its {expected} elements")
-        return whole.view(entry["shape"])
+        parts: list[Tensor] = []
+        end = 0
+        for part in entry["slices"]:
+            parts.append(self._file(part["file"]).get_tensor(name).flatten())
+            if part.get("start", 0) != end:
+                raise CheckpointError(f"{self._folder}: {name} has a slice at {part['start']} where {end} belongs")
+            end += parts[-1].numel()
+        if end != math.prod(entry["shape"]):
+            raise CheckpointError(f"{self._folder}: {name} has {end} of its {math.prod(entry['shape'])} elements")
+        return (parts[0] if len(parts) == 1 else torch.cat(parts)).view(entry["shape"])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._index)

@@ -149,8 +149,16 @@ def _caught(local: Callable[[], T]) -> T | _Fault:
     try:
         return local()
     except Exception as raised:
-        error = raised if _can_travel(raised) else Unpicklable(f"{type(raised).__name__}: {raised}")
+        error = raised if _can_travel(raised) else _in_words(raised)
         return _Fault(error, "".join(traceback.format_exception(raised)))
+
+
+def _in_words(error: Exception) -> Unpicklable:
+    """A fault that can travel, with the text of one that cannot, and with its code where it has one."""
+    travelling = Unpicklable(f"{type(error).__name__}: {error}")
+    if isinstance(error, PPOCoreError):
+        travelling.code, travelling.exit_code, travelling.hint = error.code, error.exit_code, error.hint
+    return travelling
 
 
 def _can_travel(error: Exception) -> bool:

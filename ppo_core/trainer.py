@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import time
@@ -113,11 +114,11 @@ class Trainer:
         return Outcome(ExitCode.DONE, "goal")
 
     def close(self) -> None:
-        """End what runs beside the trainer: the processes of scorers and judge."""
-        self.models.engine.close()
-        self.models.reward.close()
-        if self.held_out is not None:
-            self.held_out.close()
+        """End what runs beside the trainer: the processes of engine, scorers and judge, whichever cannot be ended."""
+        with contextlib.ExitStack() as stack:
+            for each in (self.held_out, self.models.reward, self.models.engine):
+                if each is not None:
+                    stack.callback(each.close)
 
     # One iteration, and what belongs to it
 

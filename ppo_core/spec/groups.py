@@ -342,7 +342,7 @@ class TrainingConfig(Group):
         "none", "rollback", "What DeepSpeed keeps in the host's memory: nothing, or float32 weights and moments."
     )
     peer_timeout_s: float = setting(
-        1800.0,
+        1200.0,
         "rollback",
         "Longest time that a rank waits for the others.",
         ge=1,

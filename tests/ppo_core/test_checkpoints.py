@@ -8,8 +8,12 @@ import resource
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
+from safetensors.torch import save_file
 
+from ppo_core.checkpoints import SavedTensors
+from ppo_core.errors import CheckpointError
 from ppo_core.main import run_segment
 from ppo_core.rundir import ExitCode, checkpoints, verify_checkpoint
 from tests.ppo_core.toy_run import journal, make_toy, toy_segment
@@ -65,3 +69,19 @@ def test_a_full_disk_is_told_as_one_and_costs_no_earlier_checkpoint(tmp_path: Pa
     assert "checkpoints.keep_last" in error["hint"]
     assert [path.name for path in segment.checkpoints.iterdir()] == ["iter-000001"]
     verify_checkpoint(checkpoints(segment)[0])
+
+
+def test_slices_that_overlap_leave_a_gap_or_lack_an_end_are_named(tmp_path: Path) -> None:
+    """Three slices of two elements: whole, with one twice and one missing, and without the last."""
+    for number in range(3):
+        save_file({"a": torch.tensor([2.0 * number, 2.0 * number + 1])}, tmp_path / f"{number}.safetensors")
+
+    def read(*slices: tuple[int, int]) -> Any:
+        parts = [{"file": f"{number}.safetensors", "start": start} for number, start in slices]
+        return SavedTensors(tmp_path, {"a": {"shape": [3, 2], "slices": parts}})["a"]
+
+    assert read((0, 0), (1, 2), (2, 4)).tolist() == [[0, 1], [2, 3], [4, 5]]
+    with pytest.raises(CheckpointError, match="a has a slice at 1 where 2 belongs"):
+        read((0, 0), (1, 1), (2, 4))
+    with pytest.raises(CheckpointError, match="a has 4 of its 6 elements"):
+        read((0, 0), (1, 2))
