@@ -33,8 +33,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-from scripted_ranks import RANK, SIZE, Meeting, follow, misbehave
-
 from ppo_core.rundir import (
     MANIFEST,
     JournalWriter,
@@ -46,6 +44,10 @@ from ppo_core.rundir import (
     read_commands,
     remove_leftovers,
 )
+
+# Under `ppo up` Python looks for nothing beside the program that it runs.
+sys.path.insert(0, str(Path(__file__).parent))
+from scripted_ranks import RANK, SIZE, Meeting, follow, misbehave
 
 SLEEPER = "import signal, sys, time; sys.argv[1:] and signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
 
