@@ -34,15 +34,15 @@ async def read_events(
     with live.subscribe(frozenset({run_id})) as subscription:
         if await live.read(lambda session: find_run(session, run_id)) is None:
             raise not_found("run", run_id)
+        rows = await live.read(lambda session: events_after(session, run_id, after, limit))
+        # However short the wait, the table has been read once when it is over.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait or None):
-                while True:
+                while not rows and wait and not live.closing:
+                    await subscription.woken.wait()
                     while subscription.take():  # The table is read instead; this only wakes.
                         pass
                     rows = await live.read(lambda session: events_after(session, run_id, after, limit))
-                    if rows or not wait or live.closing:
-                        break
-                    await subscription.woken.wait()
     return EventPage(items=[Event.model_validate(row) for row in rows], cursor=rows[-1].seq if rows else after)
 
 

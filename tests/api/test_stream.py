@@ -225,6 +225,19 @@ def test_a_long_poll_ends_empty_after_its_time(http: httpx.Client, make_run: Cal
     assert http.get(f"/v1/runs/{run_id}/events", params={"after": 1}).json() == {"items": [], "cursor": 1}
 
 
+def test_a_wait_that_is_over_at_once_still_reads_what_there_is(
+    http: httpx.Client, make_run: Callable[..., str]
+) -> None:
+    run_id = make_run()
+    for wait in (1e-9, 1e-4, 1e-3):
+        page = http.get(f"/v1/runs/{run_id}/events", params={"after": 0, "wait": wait}).json()
+        assert [item["seq"] for item in page["items"]] == [1]
+        assert http.get(f"/v1/runs/{run_id}/events", params={"after": 1, "wait": wait}).json() == {
+            "items": [],
+            "cursor": 1,
+        }
+
+
 def test_events_are_read_in_pages(
     http: httpx.Client, make_run: Callable[..., str], sessions: sessionmaker[Session]
 ) -> None:
