@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import TCPStore
+from torch.distributed import distributed_c10d
 
 from ppo_core.errors import PPOCoreError, RankLostError
 
@@ -128,6 +129,12 @@ class Ranks:
             call()
         except RuntimeError as error:  # What the back ends raise when a peer is gone or late has no type of its own.
             raise RankLostError(f"rank {self.rank} lost the other ranks: {error}") from error
+
+
+def give_every_group_a_deadline(deadline_s: float) -> None:
+    """Of all groups that there are now: a library that makes its own takes torch's half hour instead."""
+    for group in list(distributed_c10d._world.pg_map):
+        distributed_c10d._set_pg_timeout(timedelta(seconds=deadline_s), group)
 
 
 ALONE = Ranks()

@@ -24,7 +24,7 @@ from ppo_core.errors import DataError, NonFiniteError
 from ppo_core.models.critic import CriticModel
 from ppo_core.models.logits_head import EntropyUse
 from ppo_core.models.policy import PolicyModel, PolicyOutput
-from ppo_core.ranks import Ranks, backends
+from ppo_core.ranks import Ranks, backends, give_every_group_a_deadline
 from ppo_core.rollout.weights import PolicyWeights, Probe, probe_of
 from ppo_core.spec import RunSpec
 from ppo_core.state_memory import REDUCE_BUCKET
@@ -64,6 +64,7 @@ class DeepSpeedEngine:
             critics = [(CRITIC + name, weight) for name, weight in critic.named_parameters()]
             self._value_side = _Wrapped(critic, [(critics, value_rate)], spec, ranks, self._watch)
         self._policy_learns = True
+        give_every_group_a_deadline(spec.training.peer_timeout_s)
 
     @property
     def policy(self) -> PolicyModel:
