@@ -58,8 +58,7 @@ class DeepSpeedEngine:
         self._watch = _GradientWatch()
         self._actor = _Wrapped(policy, [(trunk, rate), (heads, value_rate)], spec, ranks, self._watch)
         self._value_side: _Wrapped | None = None
-        self._heads = [weight for _, weight in heads]
-        self._watch.keep(self._heads)
+        self._watch.keep([weight for _, weight in heads])
         if critic is not None:
             critics = [(CRITIC + name, weight) for name, weight in critic.named_parameters()]
             self._value_side = _Wrapped(critic, [(critics, value_rate)], spec, ranks, self._watch)
