@@ -61,6 +61,34 @@ describe("ChartStore", () => {
     await vi.waitFor(() => expect(drawn(store)).toEqual([500, 1002, 1003]));
   });
 
+  it("keeps what a roll back left behind apart from the line, and what still comes of it", async () => {
+    const behind: SeriesData = {
+      run: "r", name: NAME, segment: 1, active: false, bucket: 1, x: [3, 4], y: [3, 4], min: [3, 4], max: [3, 4], nonfinite: [],
+    };
+    const line = { ...behind, active: true, x: [1, 2], y: [1, 2], min: [1, 2], max: [1, 2] };
+    fetched.mockResolvedValue(Response.json({ series: [line, behind], cursors: { r: 9 } }));
+    const store = new ChartStore("r");
+    await store.load();
+    store.activeSegment = 2;
+    store.apply({ ...metrics(10, 5), segment: 1 });
+    store.apply({ ...metrics(11, 3), segment: 2 });
+    expect(drawn(store)).toEqual([1, 2, 3]);
+    expect(store.ghosts.map((ghost) => [ghost.segment, ghost.lines.get(NAME)?.x])).toEqual([[1, [3, 4, 5]]]);
+    expect(store.window).toEqual([1, 6]);
+    store.ghostsShown = false;
+    expect(store.ghosts).toEqual([]);
+    expect(store.abandoned).toEqual([1]);
+  });
+
+  it("leaves a segment that it does not know yet to the next reading", async () => {
+    fetched.mockResolvedValue(answer(3, [1, 2, 3]));
+    const store = new ChartStore("r");
+    await store.load();
+    store.apply({ ...metrics(4, 2), segment: 2 });
+    expect(drawn(store)).toEqual([1, 2, 3]);
+    expect(store.ghosts).toEqual([]);
+  });
+
   it("looks closer only where a point stands for several iterations", async () => {
     fetched.mockResolvedValue(answer(3, [1, 2, 3]));
     const store = new ChartStore("r");

@@ -1,6 +1,6 @@
 import { describe, expect, it } from "vitest";
 import type { HistoryEvent, SeriesData } from "../src/api/types";
-import { addMetrics, columns, extent, hasValues, linesOf, spread, valueAt } from "../src/charts/lines";
+import { addMetrics, columns, extent, ghostsOf, hasValues, linesOf, spread, valueAt } from "../src/charts/lines";
 
 function series(fields: Partial<SeriesData>): SeriesData {
   const y = fields.y ?? [];
@@ -24,6 +24,18 @@ describe("linesOf", () => {
 
   it("keeps where values were not finite", () => {
     expect(linesOf([series({ x: [5, 6], y: [null, 1], nonfinite: [0] })]).get("kl")?.nonfinite).toEqual([5]);
+  });
+});
+
+describe("ghostsOf", () => {
+  it("gives each abandoned segment its own lines, oldest first", () => {
+    const ghosts = ghostsOf([
+      series({ segment: 3, active: false, x: [3], y: [33] }),
+      series({ segment: 1, active: false, x: [3, 4], y: [3, 4] }),
+      series({ segment: 1, active: false, name: "loss", x: [3], y: [0.5] }),
+    ]);
+    expect(ghosts.map((ghost) => [ghost.segment, [...ghost.lines.keys()]])).toEqual([[1, ["kl", "loss"]], [3, ["kl"]]]);
+    expect(ghosts[0]?.lines.get("kl")?.x).toEqual([3, 4]);
   });
 });
 

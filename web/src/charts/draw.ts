@@ -42,6 +42,32 @@ export function drawSpread(u: uPlot, line: Line, scale: string, fill: string): v
   ctx.restore();
 }
 
+/** An abandoned segment's line: thin, pale, broken. */
+export function drawGhost(u: uPlot, line: Line, scale: string, stroke: string, least: number): void {
+  const { ctx } = u;
+  ctx.save();
+  clipToPlot(u);
+  ctx.strokeStyle = stroke;
+  ctx.globalAlpha = 0.5;
+  ctx.lineWidth = uPlot.pxRatio;
+  ctx.setLineDash([3 * uPlot.pxRatio, 3 * uPlot.pxRatio]);
+  ctx.beginPath();
+  let drawing = false;
+  line.x.forEach((value, index) => {
+    const y = line.y[index];
+    if (y == null) {
+      drawing = false;
+      return;
+    }
+    const at = [u.valToPos(value, "x", true), u.valToPos(Math.max(y, least), scale, true)] as const;
+    if (drawing) ctx.lineTo(...at);
+    else ctx.moveTo(...at);
+    drawing = true;
+  });
+  ctx.stroke();
+  ctx.restore();
+}
+
 /** Small triangles at the upper edge where a value was NaN or infinite. */
 export function drawNonfinite(u: uPlot, xs: number[], fill: string): void {
   const { ctx, bbox } = u;

@@ -17,6 +17,12 @@ export interface Line {
 
 export type Lines = Map<string, Line>;
 
+/** What a roll back left behind of one segment: its lines from where the run went on elsewhere. */
+export interface Ghost {
+  segment: number;
+  lines: Lines;
+}
+
 export function emptyLine(): Line {
   return { x: [], y: [], low: [], high: [], bucket: 1, nonfinite: [] };
 }
@@ -41,6 +47,12 @@ export function linesOf(series: SeriesData[]): Lines {
     }
   }
   return lines;
+}
+
+/** The abandoned parts, one a segment, oldest first. */
+export function ghostsOf(series: SeriesData[]): Ghost[] {
+  const segments = [...new Set(series.map((part) => part.segment))].sort((a, b) => a - b);
+  return segments.map((segment) => ({ segment, lines: linesOf(series.filter((part) => part.segment === segment)) }));
 }
 
 function cutFrom(line: Line, start: number): void {

@@ -3,8 +3,8 @@
 import uPlot from "uplot";
 import { formatTick } from "../format";
 import { colour } from "./colours";
-import { drawBand, drawNonfinite, drawSpread, type Healthy } from "./draw";
-import { spread, type Line } from "./lines";
+import { drawBand, drawGhost, drawNonfinite, drawSpread, type Healthy } from "./draw";
+import { spread, type Ghost, type Line } from "./lines";
 import { metricsOf, type Panel } from "./panels";
 
 /** On a logarithmic axis zero has no place; below this, values are drawn at it. */
@@ -15,6 +15,7 @@ const FONT = "11px system-ui, sans-serif";
 export interface Now {
   line(name: string): Line | undefined;
   shown(name: string): boolean;
+  ghosts(): Ghost[];
   window(): [number, number];
   band(): Healthy | null;
   /** The reader dragged over a part, or asked for the whole again. */
@@ -30,7 +31,10 @@ function yRange(panel: Panel, scale: "y" | "right", now: Now): (u: uPlot) => uPl
   const names = (scale === "y" ? panel.left : panel.right) ?? [];
   const log = scale === "y" && panel.scale === "log";
   return () => {
-    const lines = names.filter((name) => now.shown(name)).flatMap((name) => now.line(name) ?? []);
+    const lines = names
+      .filter((name) => now.shown(name))
+      .flatMap((name) => [now.line(name), ...now.ghosts().map((ghost) => ghost.lines.get(name))])
+      .filter((line) => line !== undefined);
     const found = spread(lines, ...now.window());
     if (log) return uPlot.rangeLog(Math.max(found?.[0] ?? 1e-7, LOG_FLOOR), Math.max(found?.[1] ?? 1e-2, 10 * LOG_FLOOR), 10, true);
     if (!found) return [0, 1];
@@ -115,6 +119,13 @@ export function chartOptions(panel: Panel, size: { width: number; height: number
             const line = now.line(name);
             if (line && line.bucket > 1 && now.shown(name)) drawSpread(u, line, scaleOf(panel, name), colours[index] as string);
           });
+          for (const { lines } of now.ghosts()) {
+            names.forEach((name, index) => {
+              const line = lines.get(name);
+              const least = log && scaleOf(panel, name) === "y" ? LOG_FLOOR : -Infinity;
+              if (line && now.shown(name)) drawGhost(u, line, scaleOf(panel, name), colours[index] as string, least);
+            });
+          }
         },
       ],
       draw: [

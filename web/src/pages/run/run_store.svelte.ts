@@ -27,6 +27,7 @@ export class RunStore {
   #timer: ReturnType<typeof setInterval>;
   #soon: ReturnType<typeof setTimeout> | null = null;
   #closed = false;
+  #loading = false;
 
   constructor(readonly id: string) {
     this.charts = new ChartStore(id);
@@ -45,12 +46,14 @@ export class RunStore {
   }
 
   async load(): Promise<void> {
+    this.#loading = true;
     try {
       const [run, checkpoints, metrics] = await Promise.all([
         readRun(this.id), listCheckpoints(this.id), latestMetrics(this.id), this.charts.load(),
       ]);
       if (this.#closed) return;
       this.run = run;
+      this.charts.activeSegment = run.active_segment;
       this.seq = run.event_seq;
       this.commands = run.open_commands;
       this.checkpoints = checkpoints.items;
@@ -59,6 +62,8 @@ export class RunStore {
       this.#following.from({ [this.id]: Math.min(run.event_seq, this.charts.cursor) });
     } catch (error) {
       this.problem = asProblem(error);
+    } finally {
+      this.#loading = false;
     }
   }
 
@@ -67,6 +72,7 @@ export class RunStore {
     try {
       const run = await readRun(this.id);
       if (this.#closed || run.event_seq < this.seq) return;
+      if (run.active_segment !== this.run?.active_segment) return void this.load();
       this.run = run;
       this.commands = merged(this.commands, run.open_commands);
     } catch {
@@ -83,6 +89,11 @@ export class RunStore {
     this.charts.apply(event);
     if (event.seq <= this.seq || !this.run) return;
     this.seq = event.seq;
+    // A segment began elsewhere than where the last one ended: another line, other checkpoints, other numbers.
+    if (event.segment > this.run.active_segment) {
+      if (!this.#loading) void this.load();
+      return;
+    }
     const payload = event.payload;
     if (event.type === "metrics") this.#metrics(event);
     else if (event.type === "samples") this.samplesAt = event.iteration;
@@ -95,6 +106,7 @@ export class RunStore {
   }
 
   #metrics(event: StreamEvent): void {
+    if (event.segment !== this.run?.active_segment) return;
     const { nonfinite, ...values } = event.payload;
     const marked = (nonfinite ?? {}) as Record<string, string>;
     const latest = new Map(this.latest);
@@ -108,7 +120,7 @@ export class RunStore {
       });
     }
     this.latest = latest;
-    if (this.run) this.run = { ...this.run, iteration: Math.max(this.run.iteration, event.iteration ?? 0) };
+    this.run = { ...this.run, iteration: Math.max(this.run.iteration, event.iteration ?? 0) };
   }
 
   async #readCheckpoints(): Promise<void> {
