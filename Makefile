@@ -47,14 +47,15 @@ demo: setup
 up: setup
 	@exec .venv/bin/ppo up $(ARGS)
 
-# One pytest run, so that its closing line is the last word.
+# One pytest run, so that its closing line is the last word; tests/conftest.py says which tests two processes may share.
+IN_TWO := -n 2 --dist loadgroup
 test: setup-test setup-engines
 	@$(SETUP) browser
-	@$(PY) -m pytest -m "not slow and not gpu" --durations=15 $(ARGS)
+	@$(PY) -m pytest $(IN_TWO) -m "not slow and not gpu" --durations=15 $(ARGS)
 
 test-all: setup-test setup-engines
 	@$(SETUP) browser
-	@$(PY) -m pytest -m "not gpu" --durations=15 $(ARGS)
+	@$(PY) -m pytest $(IN_TWO) -m "not gpu" --durations=15 $(ARGS)
 
 lint: setup-test
 	@.venv/bin/ruff check .

@@ -31,6 +31,23 @@ from store.session import make_engine
 from tests.real_postgres import RealPostgres
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Which tests one process runs after each other when two share them (`make test`, `--dist loadgroup`).
+
+    Modules stay whole, for their fixtures' sake. Tests that start services, and tests that start engines or ranks, are
+    a queue each: two of a kind at once would be more than two cores can do within the promised deadlines.
+    """
+    for item in items:
+        markers = {mark.name for mark in item.iter_markers()}
+        if "engines" in markers:
+            group = "engines"
+        elif markers & {"stack", "browser"}:
+            group = "services"
+        else:
+            group = item.nodeid.partition("::")[0]
+        item.add_marker(pytest.mark.xdist_group(group))
+
+
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[RealPostgres]:
     with RealPostgres() as server:
