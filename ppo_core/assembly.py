@@ -66,7 +66,7 @@ def assemble_trainer(
         spec.data.prompts,
         tokenizer,
         spec.data.max_prompt_tokens,
-        spec.seed,
+        spec.data_seed,
         too_long=spec.data.too_long,
         min_prompts=spec.rollout.batch_size,
     )

@@ -56,6 +56,7 @@ class TrainerState:
     kl_coef: float = 0.0
     score_moments: dict[str, Any] | None = None
     prompts_trained: int = 0
+    prompts_filtered: int = 0
     prompts_failed: int = 0
     hours: float = 0.0
     evaluation_owed: bool = True  #: held-out answers of this iteration are due and were not given yet

@@ -92,7 +92,8 @@ def run_iteration(
         WeightSyncError: the engine does not hold what was sent.
     """
     with watch.phase("rollout"):
-        seeds = [derived_seed(spec.seed, "rollout", progress.iteration, row) for row in range(len(prompts.prompt_ids))]
+        rows = range(len(prompts.prompt_ids))
+        seeds = [derived_seed(spec.data_seed, "rollout", progress.iteration, row) for row in rows]
         responses = models.engine.generate(prompts.prompt_ids, seeds=seeds, check=control.check)
         sampled = assemble(prompts, responses, models.pad_id, models.decode, models.engine.version)
         models.engine.rest()  # What it holds on a GPU that both share is the trainer's until the sync.

@@ -143,15 +143,19 @@ class Trainer:
             raise
         self._keep_skipped(iteration, report.update.skipped)
         num_failed = report.sampled.num_rows - report.rollout.num_rows
+        cursor = self.state.cursor + report.sampled.num_rows
+        # Added up, not counted from the cursor: a roll back may have begun another order there.
+        num_filtered = self.prompts.num_filtered(cursor) - self.prompts.num_filtered(self.state.cursor)
         self.state = self.state.after(
             iteration=iteration,
-            cursor=self.state.cursor + report.sampled.num_rows,
+            cursor=cursor,
             policy_version=report.sync.version,
             optimizer_steps=self.models.trainer.num_steps,
             skipped_in_a_row=report.update.skipped_in_a_row,
             kl_coef=report.kl_update.coef,
             score_moments=report.scores.moments.as_dict(),
             prompts_trained=self.state.prompts_trained + report.rollout.num_rows,
+            prompts_filtered=self.state.prompts_filtered + num_filtered,
             prompts_failed=self.state.prompts_failed + num_failed,
         )
         self.state = self.state.after(evaluation_owed=self._evaluation_due(iteration))
@@ -159,7 +163,7 @@ class Trainer:
         evaluation = self._evaluate(watch)
         peak_gib = max(self.ranks.gather(peak_memory_gib()))
         limit_s = self.meter.limit_s(report)
-        own = iteration_metrics(report, self.state, self.prompts, watch.seconds(), limit_s, peak_gib)
+        own = iteration_metrics(report, self.state, watch.seconds(), limit_s, peak_gib)
         self.journal.append("metrics", iteration, {**own, **evaluation.metrics})
         warning = negative_kl_warning(report.old.logprobs, report.ref_logprobs, report.rollout.response_mask)
         if warning is not None:

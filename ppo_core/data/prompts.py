@@ -40,7 +40,7 @@ class PromptSource:
         path: JSON Lines, CSV, Parquet, a folder that the `datasets` library saved, or `hub:owner/name`.
         tokenizer: the policy's.
         max_prompt_tokens: longest prompt, begin-of-text included.
-        seed: the run's.
+        seed: of the order.
         too_long: longer prompts are left out (`drop`), or only their end is kept (`cut`) and their text is what is
             left of them.
         min_prompts: fewer usable prompts than this are refused.

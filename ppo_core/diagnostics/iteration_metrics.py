@@ -11,7 +11,6 @@ from torch import Tensor
 
 from ppo_core.advantages import gae
 from ppo_core.checkpoints import TrainerState
-from ppo_core.data.prompts import PromptSource
 from ppo_core.diagnostics.statistics import explained_variance
 from ppo_core.diagnostics.text import distinct_2, identical, repeat_3
 from ppo_core.evaluation.held_out import Answers
@@ -28,7 +27,6 @@ Metrics = dict[str, float | None]
 def iteration_metrics(
     report: IterationReport,
     state: TrainerState,
-    prompts: PromptSource,
     seconds: dict[str, float],
     limit_s: float | None,
     peak_gib: float,
@@ -38,7 +36,6 @@ def iteration_metrics(
     Args:
         report: the iteration's records.
         state: the run's counters after the iteration.
-        prompts: where the prompts came from, for the count of dropped ones.
         seconds: seconds by phase, `iteration` among them.
         limit_s: seconds that the iteration's arithmetic takes at the measured speed; None where it is not known.
         peak_gib: largest memory that a rank has held.
@@ -56,7 +53,7 @@ def iteration_metrics(
         "optimizer/skipped": float(len(report.update.skipped)),
         "optimizer/empty_minibatches": float(report.update.num_empty),
         "data/prompts_trained": float(state.prompts_trained),
-        "data/prompts_filtered": float(prompts.num_filtered(state.cursor)),
+        "data/prompts_filtered": float(state.prompts_filtered),
         "data/prompts_failed": float(state.prompts_failed),
         "data/response_tokens": float(report.rollout.response_mask.count_nonzero()),
         **_time(report, seconds, limit_s),

@@ -86,6 +86,14 @@ class DataConfig(Group):
         "Prompts longer than max_prompt_tokens are left out (`drop`), or lose their beginning (`cut`: the last tokens "
         "stay, behind the begin-of-text). Counted either way.",
     )
+    seed: int | None = setting(
+        None,
+        "rollback",
+        "Decides what is drawn anew in every iteration: prompts' order, responses, and how their rows are dealt out to "
+        "optimizer steps. Null: `seed` does. Another one gives a roll back other data to learn from.",
+        ge=0,
+        le=2**53 - 1,
+    )
 
 
 class RolloutConfig(Group):

@@ -124,6 +124,11 @@ class RunSpec(Group):
         return misfits
 
     @property
+    def data_seed(self) -> int:
+        """The seed of all that an iteration draws; what is drawn once a run (adapters, held-out answers) has `seed`."""
+        return self.seed if self.data.seed is None else self.data.seed
+
+    @property
     def num_optimizer_steps(self) -> int:
         """Optimizer steps of the whole run, when none is skipped and no epoch breaks early."""
         return self.iterations * self.update.epochs * self.update.minibatches

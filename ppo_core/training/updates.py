@@ -152,8 +152,10 @@ def _minibatches(batch: PPOBatch, spec: RunSpec, iteration: int, epoch: int, num
     """One list of microbatches, of all ranks, for each optimizer step of an epoch."""
     update = spec.update
     if spec.policy.dtype == "bfloat16":
-        return minibatches_of_microbatches(batch.old.plan, update.minibatches, spec.seed, iteration, epoch, num_ranks)
-    parts = minibatch_rows(batch.rollout.num_rows, update.minibatches, spec.seed, iteration, epoch)
+        return minibatches_of_microbatches(
+            batch.old.plan, update.minibatches, spec.data_seed, iteration, epoch, num_ranks
+        )
+    parts = minibatch_rows(batch.rollout.num_rows, update.minibatches, spec.data_seed, iteration, epoch)
     return [microbatches(batch.rollout, rows, update.token_budget, update.row_layout, num_ranks) for rows in parts]
 
 

@@ -26,13 +26,6 @@ from ppo_core.training.updates import MinibatchReport, UpdateReport
 SETTINGS = PassSettings("sdpa", 0.0, False, "torch.float32", "padded")
 
 
-class Prompts:
-    """As much of a prompt source as the metrics ask."""
-
-    def num_filtered(self, cursor: int) -> int:
-        return cursor // 2
-
-
 def made_sample() -> Rollout:
     """Three rows, prompts of one token: 2 tokens and an end, 3 and cut off, and one without a usable score."""
     responses = [
@@ -131,8 +124,8 @@ def metrics() -> dict[str, float | None]:
         gamma=1.0,
     )
     seconds = {"rollout": 2.0, "scoring": 0.5, "logprobs": 0.5, "update": 4.0, "sync": 1.0, "iteration": 10.0}
-    state = TrainerState(iteration=7, cursor=20, prompts_trained=13, prompts_failed=1)
-    return iteration_metrics(report, state, Prompts(), seconds, limit_s=2.0, peak_gib=1.5)  # type: ignore[arg-type]
+    state = TrainerState(iteration=7, cursor=20, prompts_trained=13, prompts_filtered=10, prompts_failed=1)
+    return iteration_metrics(report, state, seconds, limit_s=2.0, peak_gib=1.5)
 
 
 K3 = 2 * math.cosh(0.5) - 2

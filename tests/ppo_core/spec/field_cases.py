@@ -50,6 +50,7 @@ CASES: dict[str, Case] = {
     "data.held_out": Case("{other_prompts}", "metrics"),
     "data.max_prompt_tokens": Case(12, base={"data.held_out": None}),
     "data.too_long": Case("cut", base={"data.max_prompt_tokens": 12, "data.held_out": None}),
+    "data.seed": Case(2),
     "rollout.batch_size": Case(6),
     "rollout.max_new_tokens": Case(5),
     "rollout.temperature": Case(0.7),
