@@ -231,10 +231,14 @@ class Checkpoint(Message):
     manifest_sha256: str
     reason: str
     status: Literal["good", "damaged", "removed"]
+    status_detail: str | None = Field(description="Why it is damaged or removed.")
     judge_score: float | None
     pinned: bool
     label: str | None
     created_at: Time
+    verified_at: Time | None = Field(description="When its files were last compared with its manifest and agreed.")
+    protected: list[str] = Field(description="Why it stays, a reason a line; empty: the next pruning removes it.")
+    etag: str = Field(description="What If-Match takes to change or delete it.")
 
 
 class Event(Message):

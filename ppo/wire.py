@@ -138,10 +138,37 @@ class Checkpoint(TypedDict):
     manifest_sha256: str
     reason: str
     status: Literal["good", "damaged", "removed"]
+    status_detail: str | None
     judge_score: float | None
     pinned: bool
     label: str | None
     created_at: str
+    verified_at: str | None
+    protected: list[str]
+    etag: str
+
+
+class Verification(TypedDict):
+    ok: bool
+    status: Literal["good", "damaged"]
+    detail: str | None
+    files: int
+    bytes: int
+    seconds: float
+
+
+class GcItem(TypedDict):
+    checkpoint: str
+    segment: int
+    iteration: int
+    bytes: int
+    stays: bool
+    reasons: list[str]
+
+
+class GcPreview(TypedDict):
+    items: list[GcItem]
+    freed_bytes: int
 
 
 class Event(TypedDict):

@@ -42,6 +42,40 @@ class Kept:
 
 
 @dataclass(frozen=True)
+class Stretch:
+    """Iterations `first` to `last` of a segment, both included, that belong to the run's present history."""
+
+    segment: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class History:
+    """What of a run's past asks for a checkpoint to go back to.
+
+    `line` is what survived its roll backs; `gates` are iterations at which a judge gate was held there, `onsets` those
+    with which an alert that is still open began.
+    """
+
+    line: tuple[Stretch, ...] = ()
+    gates: tuple[int, ...] = ()
+    onsets: tuple[int, ...] = ()
+
+
+NOTHING_HAPPENED = History()
+
+
+@dataclass(frozen=True)
+class OnlyWhatIsNeeded:
+    """The rules of a person who deletes: none of the spec's. What is needed elsewhere stays all the same."""
+
+    keep_last: int = 0
+    keep_every: int | None = None
+    keep_best: int = 0
+
+
+@dataclass(frozen=True)
 class Decision:
     """What becomes of one checkpoint: `stays` with the reasons for it, or goes with the reason for that."""
 
@@ -60,11 +94,15 @@ class Removal:
     reason: str
 
 
-def decisions(checkpoints: Sequence[Kept], rules: RetentionRules) -> list[Decision]:
+def decisions(
+    checkpoints: Sequence[Kept], rules: RetentionRules, history: History = NOTHING_HAPPENED
+) -> list[Decision]:
     """What becomes of each checkpoint and why, newest first; newest is by segment, then iteration, as numbers.
 
     Damaged ones (`verified` False) count for none of the rules: they neither fill a place among the last or the best,
     nor protect what is older.
+
+    The last two gates have theirs: one is the gate that may just have tripped, the other the one to go back to.
 
     Raises:
         ValueError: two records have one id.
@@ -76,6 +114,16 @@ def decisions(checkpoints: Sequence[Kept], rules: RetentionRules) -> list[Decisi
     good = [checkpoint for checkpoint in newest_first if checkpoint.verified]
     last = {c.id for c in (sound if rules.keep_last < 0 else sound[: rules.keep_last])}
     best = {c.id for c in _best(sound, rules.keep_best)}
+    on_line = [
+        c for c in sound if any(s.segment == c.segment and s.first <= c.iteration <= s.last for s in history.line)
+    ]
+    moments: dict[str, list[str]] = {}
+    for gate in sorted(set(history.gates))[-2:]:
+        for checkpoint in _newest_until(on_line, gate):
+            moments.setdefault(checkpoint.id, []).append(f"the newest at the gate of iteration {gate}")
+    for onset in sorted(set(history.onsets)):
+        for checkpoint in _newest_until(on_line, onset - 1):
+            moments.setdefault(checkpoint.id, []).append(f"the newest before the alert that began at iteration {onset}")
 
     result = []
     for checkpoint in newest_first:
@@ -92,6 +140,7 @@ def decisions(checkpoints: Sequence[Kept], rules: RetentionRules) -> list[Decisi
             reasons.append("pinned")
         if checkpoint.protected_reason is not None:
             reasons.append(checkpoint.protected_reason)
+        reasons += moments.get(checkpoint.id, ())
         if not reasons and not (good and _age(good[0]) > _age(checkpoint)):
             reasons.append("no newer checkpoint has been verified yet")
         if reasons:
@@ -112,17 +161,35 @@ def decisions(checkpoints: Sequence[Kept], rules: RetentionRules) -> list[Decisi
     return result
 
 
-def removable(checkpoints: Sequence[Kept], rules: RetentionRules) -> list[Removal]:
+def removable(checkpoints: Sequence[Kept], rules: RetentionRules, history: History = NOTHING_HAPPENED) -> list[Removal]:
     """The checkpoints that may go, oldest first, each with the reason."""
     return [
         Removal(decision.checkpoint.id, decision.checkpoint.segment, decision.checkpoint.iteration, decision.reasons[0])
-        for decision in reversed(decisions(checkpoints, rules))
+        for decision in reversed(decisions(checkpoints, rules, history))
         if not decision.stays
     ]
 
 
 def _age(checkpoint: Kept) -> tuple[int, int, str]:
     return checkpoint.segment, checkpoint.iteration, checkpoint.id
+
+
+def _is_on(line: Sequence[Stretch], checkpoint: Kept) -> bool:
+    return any(
+        checkpoint.segment == stretch.segment and stretch.first <= checkpoint.iteration <= stretch.last
+        for stretch in line
+    )
+
+
+def _newest_until(newest_first: Sequence[Kept], iteration: int) -> list[Kept]:
+    """The newest verified one up to `iteration`, and those after it that nobody has looked at: they may be damaged."""
+    found = []
+    for checkpoint in newest_first:
+        if checkpoint.iteration <= iteration:
+            found.append(checkpoint)
+            if checkpoint.verified:
+                break
+    return found
 
 
 def _best(newest_first: Sequence[Kept], number: int) -> list[Kept]:

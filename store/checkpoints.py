@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import select, update
+from sqlalchemy import select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
+from store.events import append_event
 from store.ids import new_id
-from store.models import Checkpoint, Run, Segment
+from store.models import Checkpoint, Command, Segment
 from store.runs import locked_run
 
 
@@ -61,28 +63,73 @@ def present_checkpoints(session: Session, run_id: str) -> list[Checkpoint]:
 
 
 def starting_points(session: Session, run_id: str) -> dict[str, str]:
-    """Checkpoints of this run that a segment, of this run or a fork, starts from: id to a sentence that says so."""
+    """Checkpoints that a segment or a fork started from, or an open roll back will: id to a sentence that says so."""
     own = select(Checkpoint.id).where(Checkpoint.run_id == run_id)
+    asked = session.execute(
+        select(Command.payload["checkpoint"].astext, Command.id).where(
+            Command.run_id == run_id, Command.kind == "rollback", Command.finished_at.is_(None)
+        )
+    )
+    points = {checkpoint: f"roll back {command} starts from it" for checkpoint, command in asked if checkpoint}
     rows = session.execute(
-        select(Segment.start_checkpoint, Segment.run_id, Segment.number).where(Segment.start_checkpoint.in_(own))
+        select(Segment.start_checkpoint, Segment.run_id, Segment.number)
+        .where(Segment.start_checkpoint.in_(own))
+        .order_by(Segment.created_at.desc(), Segment.number.desc())
     )
-    return {
-        checkpoint: f"segment {number} starts from it" if run == run_id else f"run {run} starts from it"
-        for checkpoint, run, number in rows
-        if checkpoint is not None
+    for checkpoint, run, number in rows:
+        if checkpoint is not None:
+            points[checkpoint] = f"segment {number} starts from it" if run == run_id else f"run {run} starts from it"
+    return points
+
+
+def read_checkpoint(session: Session, run_id: str, checkpoint_id: str) -> Checkpoint | None:
+    """One checkpoint of a run."""
+    return session.scalar(select(Checkpoint).where(Checkpoint.run_id == run_id, Checkpoint.id == checkpoint_id))
+
+
+def locked_checkpoint(session: Session, run_id: str, checkpoint_id: str) -> Checkpoint | None:
+    """One checkpoint as it is now, its run and it locked until the commit: nobody removes it meanwhile.
+
+    Raises:
+        RunNotFound
+    """
+    locked_run(session, run_id)
+    statement = select(Checkpoint).where(Checkpoint.run_id == run_id, Checkpoint.id == checkpoint_id)
+    return session.scalar(statement.with_for_update().execution_options(populate_existing=True))
+
+
+def change_checkpoint(session: Session, row: Checkpoint, change: str, actor: str | None = None, **values: Any) -> None:
+    """Set columns of a locked checkpoint and say so in the run's history; `change` is the word for it."""
+    for name, value in values.items():
+        setattr(row, name, value)
+    session.flush()
+    payload = {
+        **checkpoint_fields(row),
+        "change": change,
+        "status_detail": row.status_detail,
+        "pinned": row.pinned,
+        "label": row.label,
     }
+    append_event(session, row.run_id, "checkpoint", payload, segment=row.segment, iteration=row.iteration, actor=actor)
 
 
-def mark_removed(session: Session, run_id: str, checkpoint_id: str, token: int, why: str) -> bool:
-    """Say that a checkpoint goes, before its files do; False if it must stay: it was pinned or the lease was lost."""
-    run = session.get(Run, run_id, with_for_update=True, populate_existing=True)
-    if run is None or run.lease_token != token:
-        return False
-    statement = (
-        update(Checkpoint)
-        .where(Checkpoint.id == checkpoint_id, Checkpoint.pinned.is_(False), Checkpoint.status != "removed")
-        .values(status="removed", status_detail=why)
-        .returning(Checkpoint.id)
-        .execution_options(synchronize_session=False)
-    )
-    return session.scalar(statement) is not None
+def record_verification(
+    session: Session, run_id: str, checkpoint_id: str, fault: str | None, actor: str | None = None
+) -> Checkpoint | None:
+    """Store what comparing a checkpoint's files gave; `fault` says what is wrong. None if there is none any longer.
+
+    Whoever finds a checkpoint damaged may say so, with or without the lease: it is a fact about files.
+    """
+    row = locked_checkpoint(session, run_id, checkpoint_id)
+    if row is None or row.status == "removed":
+        return None
+    if fault is not None:
+        change_checkpoint(session, row, "damaged", actor, status="damaged", status_detail=fault)
+    elif row.status == "damaged" or actor is not None:
+        change_checkpoint(
+            session, row, "verified", actor, status="good", status_detail=None, verified_at=datetime.now(UTC)
+        )
+    else:  # A matter of course: the row says it, the history need not.
+        row.verified_at = datetime.now(UTC)
+        session.flush()
+    return row

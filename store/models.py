@@ -153,6 +153,7 @@ class Checkpoint(Base):
         UniqueConstraint("run_id", "segment", "iteration"),
         ForeignKeyConstraint(["run_id", "segment"], ["segments.run_id", "segments.number"], ondelete="CASCADE"),
         CheckConstraint("status IN ('good', 'damaged', 'removed')", name="checkpoints_status_known"),
+        Index("checkpoints_going", "run_id", postgresql_where=text("status = 'removed' AND NOT files_gone")),
     )
 
     id: Mapped[str] = mapped_column(primary_key=True)
@@ -170,6 +171,8 @@ class Checkpoint(Base):
     label: Mapped[str | None]
     lease_token: Mapped[int]
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    verified_at: Mapped[datetime | None]  # when its files were last compared with its manifest, and were as it says
+    files_gone: Mapped[bool] = mapped_column(Boolean, server_default=text("false"))  # of a removed one: nothing is left
 
 
 class MetricDef(Base):

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from sqlalchemy import select, update
+from sqlalchemy import update
 from sqlalchemy.orm import Session, sessionmaker
 
 from ppo_core import rundir
 from ppo_core.errors import RunDirectoryError
 from ppo_core.rundir import SegmentDir, SegmentStart
-from store.checkpoints import NewCheckpoint, checkpoint_fields, find_checkpoint, record_checkpoint
+from store.checkpoints import find_checkpoint
 from store.events import append_event
 from store.models import Checkpoint, Run, Segment
 from store.runs import LeaseLost, locked_run
+from worker.agreement import adopt_checkpoints
 from worker.delivery import Delivery
 
 
@@ -52,7 +52,7 @@ def prepare(sessions: sessionmaker[Session], run_id: str, token: int, run_dir: P
         start = rundir.next_start(run_dir)
         with sessions.begin() as session:
             locked_run(session, run_id, expect_token=token)
-            _adopt_checkpoints(session, run_id, number, active, token)
+            adopt_checkpoints(session, run_id, number, active, token)
             if start.segment != number:
                 _open_recovery(session, run_id, number, start, run_dir)
     else:
@@ -72,28 +72,6 @@ def _first_start(session: Session, run_id: str, number: int, run_dir: Path) -> S
             )
         checkpoint = str(run_dir.parent / found.run_id / found.path)
     return SegmentStart(run_id, number, row.spec, checkpoint)
-
-
-def _adopt_checkpoints(session: Session, run_id: str, number: int, folder: SegmentDir, token: int) -> None:
-    """Record checkpoints that were renamed into place by a trainer that died before it could say so."""
-    known = set(
-        session.scalars(select(Checkpoint.iteration).where(Checkpoint.run_id == run_id, Checkpoint.segment == number))
-    )
-    for path in rundir.checkpoints(folder):
-        iteration = rundir.checkpoint_iteration(path)
-        if iteration is None or iteration in known:
-            continue
-        new = NewCheckpoint(
-            segment=number,
-            iteration=iteration,
-            path=f"{folder.path.name}/checkpoints/{path.name}",
-            bytes=rundir.checkpoint_bytes(path),
-            manifest_sha256=hashlib.sha256((path / rundir.MANIFEST).read_bytes()).hexdigest(),
-            reason="schedule",
-        )
-        row = record_checkpoint(session, run_id, new, token)
-        if row is not None:
-            append_event(session, run_id, "checkpoint", checkpoint_fields(row), segment=number, iteration=iteration)
 
 
 def _open_recovery(session: Session, run_id: str, old: int, start: SegmentStart, run_dir: Path) -> None:

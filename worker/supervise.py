@@ -44,13 +44,14 @@ from store import leases
 from store.commands import mark_delivered
 from store.models import Command, Run
 from store.queue import held_gpus
+from store.retention import rules_of
 from store.runs import LeaseLost, RunNotFound, locked_run, transition
 from store.session import AWAY, make_engine, session_factory
 from worker.attempt_view import AttemptView
 from worker.delivery import Delivery
 from worker.outcome import EndedBy, Outcome, from_end, from_fault, stopped_unasked, without_end, write_outcome
 from worker.processes import kill_marked
-from worker.prune import Pruner, rules_of
+from worker.prune import Pruner
 from worker.segment_start import Prepared, prepare
 from worker.settings import WorkerSettings, read_settings
 from worker.trainer_process import RankStart, TrainerProcesses
@@ -187,12 +188,14 @@ class Supervisor:
         ]
         trainer = TrainerProcesses(words, self.run_id, self.token, ranks)
         log.info("attempt %d: trainer %s in %s", number, " ".join(map(str, trainer.pids)), segment.path)
+        pruner = Pruner(self.sessions, self.run_id, self.token, self.run_dir, rules_of(start.spec))
+        pruner.look()
         return Attempt(
             number,
             segment,
             view,
             Delivery(self.sessions, self.run_id, start.segment, segment),
-            Pruner(self.sessions, self.run_id, self.token, self.run_dir, rules_of(start.spec)),
+            pruner,
             trainer,
         )
 

@@ -50,6 +50,7 @@ from ppo_core.rundir.rank_group import LEAVING_GRACE_S, LOST_GRACE_S, RankGroup
 from ppo_core.rundir.ranks import device_names, free_port, num_ranks, rank_environment
 from ppo_core.rundir.restart import last_iteration, next_start, start_iteration
 from ppo_core.rundir.segments import SegmentDir, SegmentStart, create_segment, is_unused, segment_dir, segments
+from ppo_core.rundir.stored_checkpoint import check_stored, stored_checkpoint, stored_manifest
 
 __all__ = [
     "LEAVING_GRACE_S",
@@ -70,6 +71,7 @@ __all__ = [
     "SegmentStart",
     "SilentJournal",
     "all_events",
+    "check_stored",
     "checkpoint_bytes",
     "checkpoint_iteration",
     "checkpoints",
@@ -99,6 +101,8 @@ __all__ = [
     "segments",
     "send_command",
     "start_iteration",
+    "stored_checkpoint",
+    "stored_manifest",
     "verify_checkpoint",
     "write_atomically",
     "write_manifest",

@@ -30,6 +30,12 @@ TABLE = {
     ("GET", "/v1/runs/{run_id}/metrics"): VIEWER,
     ("GET", "/v1/runs/{run_id}/samples"): VIEWER,
     ("GET", "/v1/runs/{run_id}/checkpoints"): VIEWER,
+    ("GET", "/v1/runs/{run_id}/checkpoints:gc-preview"): VIEWER,
+    ("GET", "/v1/runs/{run_id}/checkpoints/{checkpoint_id}"): VIEWER,
+    ("PATCH", "/v1/runs/{run_id}/checkpoints/{checkpoint_id}"): OPERATOR,
+    ("DELETE", "/v1/runs/{run_id}/checkpoints/{checkpoint_id}"): OPERATOR,
+    ("POST", "/v1/runs/{run_id}/checkpoints/{checkpoint_id}/verify"): OPERATOR,
+    ("GET", "/v1/runs/{run_id}/checkpoints/{checkpoint_id}/download"): VIEWER,
     ("GET", "/v1/runs/{run_id}/events"): VIEWER,
     ("GET", "/v1/runs/{run_id}/logs"): VIEWER,
     ("GET", "/v1/samples/{sample_id}/tokens"): VIEWER,
@@ -64,7 +70,13 @@ def routes_of(app: FastAPI) -> set[tuple[str, str]]:
 
 
 def address(path: str) -> str:
-    values = {"{run_id}": "r-none", "{command_id}": "c-none", "{sample_id}": "0", "{key_id}": "a-none"}
+    values = {
+        "{run_id}": "r-none",
+        "{command_id}": "c-none",
+        "{sample_id}": "0",
+        "{checkpoint_id}": "k-none",
+        "{key_id}": "a-none",
+    }
     for name, value in values.items():
         path = path.replace(name, value)
     return path.replace("{path:path}", "some/page")

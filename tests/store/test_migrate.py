@@ -8,13 +8,16 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from sqlalchemy import text
 
-from store.migrate import MigrationError, migrate
+from store.migrate import MigrationError, alembic_config, migrate
 from store.models import Base
 from store.session import make_engine
 from store.states import MOVES
 from tests.real_postgres import RealPostgres
+
+EVERY = [script.revision for script in ScriptDirectory.from_config(alembic_config()).walk_revisions()][::-1]
 
 
 def test_migrated_schema_is_the_models(postgres_url: str) -> None:
@@ -50,7 +53,7 @@ def test_five_at_once_all_succeed_and_one_does_the_work(postgres: RealPostgres) 
     url = postgres.create_database()
     with ThreadPoolExecutor(5) as pool:
         applied = list(pool.map(lambda _: migrate(url), range(5)))
-    assert sorted(len(revisions) for revisions in applied) == [0, 0, 0, 0, 1]
+    assert sorted(len(revisions) for revisions in applied) == [0, 0, 0, 0, len(EVERY)]
 
 
 def test_failing_revision_is_named_and_leaves_nothing(postgres: RealPostgres) -> None:
@@ -80,4 +83,4 @@ def test_command_says_what_it_did(postgres: RealPostgres) -> None:
     outputs = [
         subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout for _ in range(2)
     ]
-    assert outputs == ["applied 0001\n", "the schema is up to date\n"]
+    assert outputs == [f"applied {', '.join(EVERY)}\n", "the schema is up to date\n"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 from sqlalchemy.orm import Session, sessionmaker
 
-from ppo_core.rundir import SegmentDir, checkpoint_bytes, new_checkpoint, segment_dir
+from ppo_core.rundir import MANIFEST, SegmentDir, checkpoint_bytes, new_checkpoint, segment_dir
 from store import workers
 from store.ids import new_id
 from store.models import Run
@@ -55,7 +56,8 @@ class Claimed:
         target = self.segment(number).checkpoint(iteration)
         with new_checkpoint(target) as folder:
             (folder / "state.json").write_text(str(iteration))
-        sizes = {"bytes": checkpoint_bytes(target), "manifest_sha256": "00"}
+        digest = hashlib.sha256((target / MANIFEST).read_bytes()).hexdigest()
+        sizes = {"bytes": checkpoint_bytes(target), "manifest_sha256": digest}
         return {"path": f"checkpoints/{target.name}", "reason": "schedule", "judge_score": None, **sizes}
 
     def run(self) -> Run:

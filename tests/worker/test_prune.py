@@ -7,8 +7,9 @@ from sqlalchemy import select, update
 
 from store.checkpoints import NewCheckpoint, record_checkpoint
 from store.models import Checkpoint, Segment
+from store.retention import rules_of
 from tests.worker.conftest import Claimed
-from worker.prune import Pruner, rules_of
+from worker.prune import Pruner
 
 SPEC = {"checkpoints": {"keep_last": 2, "keep_best": 0}}
 

@@ -197,9 +197,99 @@ export interface paths {
         };
         /**
          * List Checkpoints
-         * @description All checkpoints of a run's segments, oldest first.
+         * @description All checkpoints of a run's segments, oldest first, each with the reasons for which it stays.
          */
         get: operations["list_checkpoints"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/runs/{run_id}/checkpoints:gc-preview": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Preview Gc
+         * @description What pruning would remove and why the others stay, under the run's rules or others; nothing is done.
+         */
+        get: operations["preview_gc"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/runs/{run_id}/checkpoints/{checkpoint_id}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Read One Checkpoint
+         * @description One checkpoint, with its ETag.
+         */
+        get: operations["read_one_checkpoint"];
+        put?: never;
+        post?: never;
+        /**
+         * Delete Checkpoint
+         * @description Remove a checkpoint; its files go within seconds. 409 with the reason when something needs it.
+         */
+        delete: operations["delete_checkpoint"];
+        options?: never;
+        head?: never;
+        /**
+         * Update Checkpoint
+         * @description Pin a checkpoint, so that it is never removed, or name it.
+         */
+        patch: operations["update_checkpoint"];
+        trace?: never;
+    };
+    "/v1/runs/{run_id}/checkpoints/{checkpoint_id}/verify": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Verify Checkpoint
+         * @description Compare every file with the manifest, and the manifest with what was recorded. Large ones take minutes.
+         */
+        post: operations["verify_checkpoint"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/runs/{run_id}/checkpoints/{checkpoint_id}/download": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Download Checkpoint
+         * @description A checkpoint as a tar file. A transfer that ends short of its Content-Length met a damaged file.
+         *
+         *     410 when it was removed, 409 when it is known to be damaged.
+         */
+        get: operations["download_checkpoint"];
         put?: never;
         post?: never;
         delete?: never;
@@ -568,6 +658,11 @@ export interface components {
              * @enum {string}
              */
             status: "good" | "damaged" | "removed";
+            /**
+             * Status Detail
+             * @description Why it is damaged or removed.
+             */
+            status_detail: string | null;
             /** Judge Score */
             judge_score: number | null;
             /** Pinned */
@@ -576,6 +671,37 @@ export interface components {
             label: string | null;
             /** Created At */
             created_at: string;
+            /**
+             * Verified At
+             * @description When its files were last compared with its manifest and agreed.
+             */
+            verified_at: string | null;
+            /**
+             * Protected
+             * @description Why it stays, a reason a line; empty: the next pruning removes it.
+             */
+            protected: string[];
+            /**
+             * Etag
+             * @description What If-Match takes to change or delete it.
+             */
+            etag: string;
+        };
+        /**
+         * CheckpointChange
+         * @description What a person may change of a checkpoint; a field that is left out stays as it is.
+         */
+        CheckpointChange: {
+            /**
+             * Pinned
+             * @description A pinned one is never removed.
+             */
+            pinned?: boolean | null;
+            /**
+             * Label
+             * @description A name for people; null takes it away.
+             */
+            label?: string | null;
         };
         /**
          * Command
@@ -662,6 +788,34 @@ export interface components {
             items: components["schemas"]["Event"][];
             /** Cursor */
             cursor: number;
+        };
+        /**
+         * GcItem
+         * @description What becomes of one checkpoint under the rules asked for, and why.
+         */
+        GcItem: {
+            /** Checkpoint */
+            checkpoint: string;
+            /** Segment */
+            segment: number;
+            /** Iteration */
+            iteration: number;
+            /** Bytes */
+            bytes: number;
+            /** Stays */
+            stays: boolean;
+            /** Reasons */
+            reasons: string[];
+        };
+        /**
+         * GcPreview
+         * @description What pruning would do, newest first; nothing is done.
+         */
+        GcPreview: {
+            /** Items */
+            items: components["schemas"]["GcItem"][];
+            /** Freed Bytes */
+            freed_bytes: number;
         };
         /**
          * Key
@@ -1216,6 +1370,30 @@ export interface components {
             spec_yaml?: string | null;
         };
         /**
+         * Verification
+         * @description What comparing every file of a checkpoint with its manifest gave.
+         */
+        Verification: {
+            /** Ok */
+            ok: boolean;
+            /**
+             * Status
+             * @enum {string}
+             */
+            status: "good" | "damaged";
+            /**
+             * Detail
+             * @description The first file that is not what the manifest says, and how.
+             */
+            detail: string | null;
+            /** Files */
+            files: number;
+            /** Bytes */
+            bytes: number;
+            /** Seconds */
+            seconds: number;
+        };
+        /**
          * Version
          * @description The product and its version.
          */
@@ -1665,6 +1843,215 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["Page_Checkpoint_"];
+                };
+            };
+            /** @description Anything else. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    preview_gc: {
+        parameters: {
+            query?: {
+                /** @description -1 keeps all. Default: what the run has. */
+                keep_last?: number | null;
+                /** @description 0: no such rule. Default: what the run has. */
+                keep_every?: number | null;
+                /** @description Default: what the run has. */
+                keep_best?: number | null;
+            };
+            header?: never;
+            path: {
+                run_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["GcPreview"];
+                };
+            };
+            /** @description Anything else. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    read_one_checkpoint: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                run_id: string;
+                checkpoint_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Checkpoint"];
+                };
+            };
+            /** @description Anything else. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    delete_checkpoint: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description The ETag of what you have seen: another one means that somebody changed it since. `*` takes any. */
+                "If-Match"?: string | null;
+            };
+            path: {
+                run_id: string;
+                checkpoint_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            204: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+            /** @description Anything else. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    update_checkpoint: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description The ETag of what you have seen: another one means that somebody changed it since. `*` takes any. */
+                "If-Match"?: string | null;
+            };
+            path: {
+                run_id: string;
+                checkpoint_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["CheckpointChange"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Checkpoint"];
+                };
+            };
+            /** @description Anything else. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    verify_checkpoint: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                run_id: string;
+                checkpoint_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Verification"];
+                };
+            };
+            /** @description Anything else. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    download_checkpoint: {
+        parameters: {
+            query?: {
+                /** @description policy: only the folder that transformers and vLLM load. */
+                part?: "all" | "policy";
+            };
+            header?: never;
+            path: {
+                run_id: string;
+                checkpoint_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description A tar file. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/x-tar": unknown;
                 };
             };
             /** @description Anything else. */

@@ -1,0 +1,127 @@
+"""Rows of checkpoints and their files say the same, also after a crash between the one and the other.
+
+A checkpoint comes as files first, then as a row; it goes as a row first, then as files. So a death in between leaves
+files without a row, which are adopted, or a removed row with files, whose removal is finished. Files that are gone
+though nobody removed them are told by their row.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+from pathlib import Path
+
+from sqlalchemy import select, update
+from sqlalchemy.orm import Session, sessionmaker
+
+from ppo_core import rundir
+from ppo_core.errors import CheckpointError
+from ppo_core.rundir import SegmentDir, remove_checkpoint, stored_checkpoint
+from store.checkpoints import (
+    NewCheckpoint,
+    change_checkpoint,
+    checkpoint_fields,
+    locked_checkpoint,
+    present_checkpoints,
+    record_checkpoint,
+)
+from store.events import append_event
+from store.models import Checkpoint, Segment
+
+log = logging.getLogger(__name__)
+
+MISSING = "its files are gone, and it was not PPO Control that removed them"
+
+
+def agree(sessions: sessionmaker[Session], run_id: str, run_dir: Path, token: int) -> None:
+    """Make rows and files of a run agree. No trainer of the run may be alive: what one had begun is cleared away.
+
+    Raises:
+        LeaseLost: the run was claimed meanwhile; whoever claimed it does the same.
+    """
+    finish_removals(sessions, run_id, run_dir)
+    note_missing(sessions, run_id, run_dir)
+    with sessions() as session:
+        numbers = session.scalars(select(Segment.number).where(Segment.run_id == run_id).order_by(Segment.number)).all()
+    for number in numbers:
+        segment = rundir.segment_dir(run_dir, number)
+        with sessions.begin() as session:
+            adopt_checkpoints(session, run_id, number, segment, token)
+        rundir.remove_leftovers(segment)
+
+
+def adopt_checkpoints(session: Session, run_id: str, number: int, folder: SegmentDir, token: int) -> None:
+    """Record checkpoints that were renamed into place by a trainer that died before it could say so."""
+    known = set(
+        session.scalars(select(Checkpoint.iteration).where(Checkpoint.run_id == run_id, Checkpoint.segment == number))
+    )
+    for path in rundir.checkpoints(folder):
+        iteration = rundir.checkpoint_iteration(path)
+        if iteration is None or iteration in known:
+            continue
+        try:
+            size = rundir.checkpoint_bytes(path)
+        except CheckpointError as error:
+            log.error("run %s: %s is not taken up: %s", run_id, path, error)
+            continue
+        new = NewCheckpoint(
+            segment=number,
+            iteration=iteration,
+            path=f"{folder.path.name}/checkpoints/{path.name}",
+            bytes=size,
+            manifest_sha256=hashlib.sha256((path / rundir.MANIFEST).read_bytes()).hexdigest(),
+            reason="schedule",
+        )
+        row = record_checkpoint(session, run_id, new, token)
+        if row is not None:
+            append_event(session, run_id, "checkpoint", checkpoint_fields(row), segment=number, iteration=iteration)
+
+
+def finish_removals(sessions: sessionmaker[Session], run_id: str, run_dir: Path) -> None:
+    """Remove the files of rows that say removed. Anybody may; one that cannot be removed does not keep the others."""
+    with sessions() as session:
+        going = session.execute(
+            select(Checkpoint.id, Checkpoint.path).where(
+                Checkpoint.run_id == run_id, Checkpoint.status == "removed", Checkpoint.files_gone.is_(False)
+            )
+        ).all()
+    for checkpoint, path in going:
+        try:
+            _remove_files(run_dir, path)
+        except (CheckpointError, OSError) as error:
+            log.error("run %s: the files of checkpoint %s cannot be removed: %s", run_id, checkpoint, error)
+            continue
+        with sessions.begin() as session:
+            session.execute(update(Checkpoint).where(Checkpoint.id == checkpoint).values(files_gone=True))
+
+
+def note_missing(sessions: sessionmaker[Session], run_id: str, run_dir: Path) -> None:
+    """Say of checkpoints whose folder somebody took away that they are removed.
+
+    Only where their segment's folder is there: a disk that is not mounted takes nothing away for good.
+    """
+    with sessions() as session:
+        suspects = [row.id for row in present_checkpoints(session, run_id) if _is_missing(run_dir, row)]
+    for checkpoint in suspects:
+        with sessions.begin() as session:
+            row = locked_checkpoint(session, run_id, checkpoint)
+            if row is not None and row.status != "removed" and _is_missing(run_dir, row):
+                log.error("run %s: checkpoint %s is missing: %s", run_id, checkpoint, row.path)
+                change_checkpoint(session, row, "removed", status="removed", status_detail=MISSING, files_gone=True)
+
+
+def _is_missing(run_dir: Path, row: Checkpoint) -> bool:
+    if not rundir.segment_dir(run_dir, row.segment).spec.is_file():
+        return False
+    try:
+        return not stored_checkpoint(run_dir, row.path).exists()
+    except CheckpointError:
+        return False  # No place of a checkpoint: comparing its files says so.
+
+
+def _remove_files(run_dir: Path, path: str) -> None:
+    folder = stored_checkpoint(run_dir, path)
+    if folder.parent.is_dir():
+        with contextlib.suppress(FileNotFoundError):  # It was removed before, or by somebody else just now.
+            remove_checkpoint(folder)
