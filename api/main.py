@@ -25,7 +25,21 @@ from api.envelope import Envelope
 from api.hints import Hints
 from api.pages import PageRoute
 from api.readiness import Readiness
-from api.routes import auth, checkpoints, events, health, keys, logs, metrics, runs, samples, spec, workers
+from api.routes import (
+    auth,
+    checkpoints,
+    events,
+    going_back,
+    health,
+    keys,
+    lineage,
+    logs,
+    metrics,
+    runs,
+    samples,
+    spec,
+    workers,
+)
 from api.settings import ApiSettings
 from store.session import make_engine, session_factory
 
@@ -72,7 +86,21 @@ def create_app(settings: ApiSettings) -> FastAPI:
     app.state.sessions = sessions
     app.state.broadcast = broadcast
     app.state.readiness = Readiness(settings.database_url, settings.redis_url)
-    for resource in (runs, metrics, samples, checkpoints, events, logs, spec, workers, auth, keys, health):
+    for resource in (
+        runs,
+        going_back,
+        lineage,
+        metrics,
+        samples,
+        checkpoints,
+        events,
+        logs,
+        spec,
+        workers,
+        auth,
+        keys,
+        health,
+    ):
         app.include_router(resource.router)
     document = None
 

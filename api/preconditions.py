@@ -31,3 +31,8 @@ def check_if_match(given: str | None, etag: str) -> None:
         raise ProblemError(
             412, "if_match_stale", f"If-Match says {given[:100]}, the ETag is {etag} now: read it again, then decide."
         )
+
+
+def run_etag(version: int) -> str:
+    """A run's ETag. Its version rises with its state, its segment and roll backs asked, not with its iterations."""
+    return f'"{version}"'

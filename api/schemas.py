@@ -74,6 +74,9 @@ class Command(Message):
     kind: str
     status: CommandStatus
     detail: str | None
+    outcome: dict[str, Any] | None = Field(
+        description="What a roll back made: `segment` and the `iteration` it starts from; null until it is done."
+    )
     requested_by: str | None
     created_at: Time
     deadline_at: Time

@@ -23,6 +23,7 @@ class Command(TypedDict):
     kind: str
     status: Literal["pending", "delivered", "acked", "done", "failed", "superseded", "timed_out"]
     detail: str | None
+    outcome: dict[str, Any] | None
     requested_by: str | None
     created_at: str
     deadline_at: str

@@ -8,24 +8,37 @@ Every change is an event of the run.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
 from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 
-from ppo_core.rundir import SEVERITY
 from store.events import append_event
 from store.ids import new_id
 from store.models import Command, Run
 from store.runs import CommandRefused, locked_run, transition
-from store.states import MOVES, TERMINAL
+from store.states import AT_REST, MOVES, TERMINAL
 
 # The state that asking brings a run with a trainer to; a checkpoint changes nothing about what the run is.
 _ON_ASKING = {"stop": "stopping", "pause": "pausing"}
 
+# What is asked gives way to what is more severe, and is refused while that is open.
+SEVERITY = {"checkpoint": 0, "pause": 1, "rollback": 2, "stop": 3, "kill": 4}
+
+# Which states a user's word brings back into the queue, and by which word.
+GOES_ON = {"resume": ("paused", "stopped"), "retry": ("failed", "cancelled")}
+
 _ENDED_HOW = {"stopped": "stopped", "succeeded": "succeeded", "failed": "failed", "cancelled": "been cancelled"}
-_ASKED_FOR = {"stop": "stopped", "pause": "paused", "checkpoint": "asked for a checkpoint"}
+_ASKED_FOR = {
+    "stop": "stopped",
+    "pause": "paused",
+    "checkpoint": "asked for a checkpoint",
+    "rollback": "rolled back",
+    "resume": "resumed",
+    "retry": "retried",
+}
 
 
 def command_fields(command: Command) -> dict[str, Any]:
@@ -40,6 +53,7 @@ def command_fields(command: Command) -> dict[str, Any]:
         "kind": command.kind,
         "status": command.status,
         "detail": command.detail,
+        "outcome": command.outcome,
         "requested_by": command.requested_by,
         "created_at": moment(command.created_at),
         "deadline_at": moment(command.deadline_at),
@@ -68,23 +82,81 @@ def request_command(
     """
     run = locked_run(session, run_id)
     target = _ON_ASKING.get(kind, run.state)
-    refusal = CommandRefused(run.state, target, sorted(MOVES[run.state]), refusal_sentence(run, kind))
-    if run.state in TERMINAL:
-        raise refusal
     open_now = open_commands(session, run_id)
+    goes_back = any(command.kind == "rollback" for command in open_now)
+    if run.state in TERMINAL and not (kind == "stop" and goes_back):
+        raise refuse(run, kind, open_now, target)
     for command in open_now:
         if command.kind == kind:
             return command
     if any(SEVERITY[command.kind] > SEVERITY[kind] for command in open_now):
-        raise refusal
-    has_no_trainer = run.state in ("queued", "paused")
+        raise refuse(run, kind, open_now, target)
+    has_no_trainer = run.state in AT_REST | {"queued"}
     if kind == "pause" and run.state != "running":
-        raise refusal
+        raise refuse(run, kind, open_now, target)
     if kind == "checkpoint" and run.state not in ("running", "pausing"):
-        raise refusal
+        raise refuse(run, kind, open_now, target)
+    supersede(session, open_now, kind)
+    command = _add(session, run_id, kind, requested_by, deadline_s, payload)
+    if kind == "stop" and has_no_trainer:
+        if run.state not in TERMINAL:
+            transition(session, run_id, "stopped", actor=requested_by, reason_code="stopped")
+        withdrawn = "; the roll back was withdrawn" if goes_back else ""
+        mark_finished(session, command.id, "done", f"the run had no trainer; no new checkpoint{withdrawn}")
+    elif kind in _ON_ASKING and target in MOVES[run.state]:
+        transition(session, run_id, target, actor=requested_by, reason_code=kind)
+    # Else it is recovering, or stopping to be requeued: whoever looks after it finds the open command.
+    session.refresh(command)
+    return command
+
+
+def request_requeue(session: Session, run_id: str, kind: str, requested_by: str | None) -> Command:
+    """Put a run back into the queue that goes on from its newest checkpoint: `resume` or `retry`. Done at once.
+
+    Raises:
+        RunNotFound
+        CommandRefused: its state is none that this brings back, or a roll back is under way.
+    """
+    run = locked_run(session, run_id)
+    open_now = open_commands(session, run_id)
+    if run.state not in GOES_ON[kind] or open_now:
+        raise refuse(run, kind, open_now, "queued")
+    before = run.state
+    command = _add(session, run_id, kind, requested_by, 0, None)
+    transition(
+        session, run_id, "queued", actor=requested_by, reason_code=kind, queued_at=func.now(),
+        not_before=None, infrastructure_failures=0,
+    )  # fmt: skip
+    mark_finished(session, command.id, "done", f"it was {before} and is queued; it goes on from its newest checkpoint")
+    session.refresh(command)
+    return command
+
+
+def refuse(run: Run, kind: str, open_now: Sequence[Command], target: str | None = None) -> CommandRefused:
+    """The refusal of `kind` as the run stands, with a sentence for whoever asked."""
+    sentence = refusal_sentence(run, kind)
+    severe = next((command for command in open_now if SEVERITY[command.kind] >= SEVERITY.get(kind, 0)), None)
+    if severe is not None and run.state != "killing":
+        doing = {"rollback": "a roll back", "stop": "a stop", "kill": "a kill"}.get(severe.kind, f"a {severe.kind}")
+        sentence = f"{run.name} cannot be {_ASKED_FOR.get(kind, kind)} while {doing} is under way ({severe.id})."
+    return CommandRefused(run.state, target or run.state, sorted(MOVES[run.state]), sentence)
+
+
+def supersede(session: Session, open_now: Sequence[Command], kind: str) -> None:
+    """Give what is less severe than `kind` its outcome. Checkpoints asked for are still made on the way."""
     for command in open_now:
-        if command.kind in _ON_ASKING:
+        if 0 < SEVERITY[command.kind] < SEVERITY[kind]:
             mark_finished(session, command.id, "superseded", detail=f"{kind} was asked")
+
+
+def _add(
+    session: Session,
+    run_id: str,
+    kind: str,
+    requested_by: str | None,
+    deadline_s: float,
+    payload: dict[str, Any] | None,
+) -> Command:
     command = Command(
         id=new_id("c"),
         run_id=run_id,
@@ -96,22 +168,24 @@ def request_command(
     session.add(command)
     session.flush()
     session.refresh(command)
-    _announce(session, command, requested_by)
-    if kind == "stop" and has_no_trainer:
-        transition(session, run_id, "stopped", actor=requested_by, reason_code="stopped")
-        mark_finished(session, command.id, "done", detail="the run had no trainer; no new checkpoint")
-    elif kind in _ON_ASKING and target in MOVES[run.state]:
-        transition(session, run_id, target, actor=requested_by, reason_code=kind)
-    # Else it is recovering, or stopping to be requeued: whoever looks after it finds the open command.
-    session.refresh(command)
+    announce(session, command, requested_by)
     return command
 
 
 def refusal_sentence(run: Run, kind: str) -> str:
     """Why `kind` cannot be asked of the run now, for people: how it ended, or how it stands."""
-    if run.state in TERMINAL:
+    if run.state in TERMINAL and kind not in GOES_ON:
         tripped = f" ({run.reason_code})" if run.reason_code in ("gate", "guard") else ""
         return f"{run.name} has already {_ENDED_HOW[run.state]}{tripped} at iteration {run.iteration}."
+    if kind in GOES_ON:
+        other = next((word for word, states in GOES_ON.items() if run.state in states), None)
+        remedy = {
+            None: "; roll back with a higher `iterations`, or fork, to train on." if run.state == "succeeded" else ".",
+            "resume": "; resume it.",
+            "retry": "; retry it.",
+        }[other]
+        wanted = " or ".join(GOES_ON[kind])
+        return f"{run.name} is {run.state}; only a run that is {wanted} can be {_ASKED_FOR[kind]}{remedy}"
     return f"{run.name} is {run.state}; it cannot be {_ASKED_FOR.get(kind, kind)} now."
 
 
@@ -144,8 +218,13 @@ def mark_finished(session: Session, command_id: str, status: str, detail: str | 
 
 
 def finish_open(session: Session, run_id: str, outcomes: dict[str, tuple[str, str | None]]) -> None:
-    """Give every open command its outcome by kind, now that the run has come to rest; other kinds are superseded."""
+    """Give every open command its outcome by kind, now that the run has come to rest; other kinds are superseded.
+
+    A roll back is none that rest fulfils: it stays open, and is carried out from there.
+    """
     for command in open_commands(session, run_id):
+        if command.kind == "rollback":
+            continue
         status, detail = outcomes.get(command.kind, ("superseded", "the run ended first"))
         mark_finished(session, command.id, status, detail)
 
@@ -178,9 +257,10 @@ def _change(session: Session, command_id: str, sources: tuple[str, ...], **value
     )
     if changed is not None:
         command = session.get_one(Command, command_id, populate_existing=True)
-        _announce(session, command, None)
+        announce(session, command, None)
 
 
-def _announce(session: Session, command: Command, actor: str | None) -> None:
+def announce(session: Session, command: Command, actor: str | None) -> None:
+    """Write how a command stands into the run's history."""
     run = session.get_one(Run, command.run_id)
     append_event(session, run.id, "command", command_fields(command), segment=run.active_segment, actor=actor)

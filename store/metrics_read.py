@@ -131,6 +131,11 @@ def query_series(session: Session, query: SeriesQuery) -> tuple[dict[str, int], 
 def active_line(session: Session, run_id: str) -> list[Piece]:
     """The surviving pieces of a run, oldest first."""
     active = session.scalar(select(Run.active_segment).where(Run.id == run_id))
+    return [] if active is None else line_to(session, run_id, active)
+
+
+def line_to(session: Session, run_id: str, number: int, last: int = NO_END) -> list[Piece]:
+    """The pieces of a run that lead to iteration `last` of its segment `number`, oldest first."""
     segments = {segment.number: segment for segment in session.scalars(select(Segment).where(Segment.run_id == run_id))}
     starts = [segment.start_checkpoint for segment in segments.values() if segment.start_checkpoint]
     parents = _pairs(
@@ -138,14 +143,14 @@ def active_line(session: Session, run_id: str) -> list[Piece]:
         select(Checkpoint.id, Checkpoint.segment).where(Checkpoint.run_id == run_id, Checkpoint.id.in_(starts)),
     )
     pieces: list[Piece] = []
-    number, last = active, NO_END
-    while number is not None and number in segments:
-        segment = segments.pop(number)  # Popped, so that no circle can keep this going.
+    parent: int | None = number
+    while parent is not None and parent in segments:
+        segment = segments.pop(parent)  # Popped, so that no circle can keep this going.
         # Iteration 0 is the untrained policy; a later start's own first iteration is the one after its checkpoint.
         first = segment.start_iteration + 1 if segment.start_iteration else 0
-        pieces.append(Piece(number, first, last, active=True))
+        pieces.append(Piece(segment.number, first, last, active=True))
         last = segment.start_iteration
-        number = parents.get(segment.start_checkpoint or "")
+        parent = parents.get(segment.start_checkpoint or "")
     return pieces[::-1]
 
 

@@ -144,6 +144,12 @@ class Command(Base):
     acked_at: Mapped[datetime | None]
     finished_at: Mapped[datetime | None]
 
+    @property
+    def outcome(self) -> dict[str, Any] | None:
+        """What a roll back made: its segment and the iteration that it starts from. Null until it is done."""
+        outcome: dict[str, Any] | None = self.payload.get("outcome")
+        return outcome
+
 
 class Checkpoint(Base):
     """A whole checkpoint on disk; the row comes after the rename, in one fenced insert."""

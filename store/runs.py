@@ -5,6 +5,7 @@ What is asked of a run is in `store.commands`, how it is taken from the queue in
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import func, update
@@ -16,6 +17,7 @@ from store.states import LIVE, MOVES, TERMINAL
 
 __all__ = [
     "CommandRefused",
+    "ForkStart",
     "IllegalMove",
     "LeaseLost",
     "RunNotFound",
@@ -42,6 +44,15 @@ class CommandRefused(IllegalMove):
     def __init__(self, state: str, to: str, allowed: list[str], sentence: str) -> None:
         super().__init__(state, to, allowed)
         self.args = (sentence,)
+
+
+@dataclass(frozen=True)
+class ForkStart:
+    """The checkpoint of another run that a new one starts from, and why."""
+
+    checkpoint_id: str
+    iteration: int
+    reason: str | None = None
 
 
 class LeaseLost(Exception):
@@ -73,6 +84,7 @@ def create_run(
     priority: int,
     gpus: int,
     created_by: str | None,
+    fork: ForkStart | None = None,
 ) -> Run:
     """A queued run with its first segment."""
     run = Run(
@@ -83,10 +95,15 @@ def create_run(
         priority=priority,
         gpus=gpus,
         created_by=created_by,
+        iteration=fork.iteration if fork else 0,
     )
     session.add(run)
     session.flush()
-    session.add(Segment(run_id=run_id, number=1, kind="start", spec=spec, created_by=created_by))
+    segment = Segment(run_id=run_id, number=1, kind="start", spec=spec, created_by=created_by)
+    if fork is not None:
+        segment.kind, segment.reason = "fork", fork.reason
+        segment.start_checkpoint, segment.start_iteration = fork.checkpoint_id, fork.iteration
+    session.add(segment)
     session.flush()
     payload = {"from": None, "to": "queued", "reason_code": None, "reason_detail": None}
     append_event(session, run_id, "state", payload, segment=1, actor=created_by)

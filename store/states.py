@@ -13,6 +13,7 @@ State = Literal[
 ]  # fmt: skip
 STATES: tuple[str, ...] = get_args(State)
 TERMINAL: frozenset[str] = frozenset({"stopped", "cancelled", "failed", "succeeded"})
+AT_REST: frozenset[str] = TERMINAL | {"paused"}
 LIVE: frozenset[str] = frozenset({"starting", "running", "pausing", "stopping", "killing"})
 
 COMMAND_STATUSES: tuple[str, ...] = ("pending", "delivered", "acked", "done", "failed", "superseded", "timed_out")

@@ -39,9 +39,9 @@ KeepBest = Annotated[int | None, Query(ge=0, le=1000, description="Default: what
 def list_checkpoints(run_id: str, database: Database) -> Page[Checkpoint]:
     """All checkpoints of a run's segments, oldest first, each with the reasons for which it stays."""
     run = _run(database, run_id)
-    reasons = _reasons(database, run)
+    reasons = reasons_to_stay(database, run)
     return Page[Checkpoint](
-        items=[_message(row, reasons.get(row.id, ())) for row in run_read.list_checkpoints(database, run_id)]
+        items=[checkpoint_message(row, reasons.get(row.id, ())) for row in run_read.list_checkpoints(database, run_id)]
     )
 
 
@@ -91,7 +91,7 @@ def read_one_checkpoint(run_id: str, checkpoint_id: str, database: Database, res
     run = _run(database, run_id)
     row = _row(database, run_id, checkpoint_id)
     response.headers["ETag"] = _etag(row)
-    return _message(row, _reasons(database, run).get(row.id, ()))
+    return checkpoint_message(row, reasons_to_stay(database, run).get(row.id, ()))
 
 
 @router.patch("/{checkpoint_id}", openapi_extra=least("operator"))
@@ -116,7 +116,7 @@ def update_checkpoint(
         change_checkpoint(database, row, " and ".join(words[name] for name in sorted(changes)), who.name, **changes)
         audit.record(database, who.name, "checkpoint.change", row.id, run=run_id, **changes)
     run = _run(database, run_id)
-    message = _message(row, _reasons(database, run).get(row.id, ()))
+    message = checkpoint_message(row, reasons_to_stay(database, run).get(row.id, ()))
     database.commit()
     response.headers["ETag"] = message.etag
     return message
@@ -231,14 +231,15 @@ def _gone(row: CheckpointRow) -> ProblemError:
     return ProblemError(410, "checkpoint_removed", f"{row.id} was removed: {row.status_detail}.")
 
 
-def _reasons(database: Database, run: Run) -> dict[str, tuple[str, ...]]:
+def reasons_to_stay(database: Database, run: Run) -> dict[str, tuple[str, ...]]:
     """Why each checkpoint stays, under the rules that the run has now; nothing for one that may go."""
     rules = rules_of(run_read.active_spec(database, run))
     decided = retention.decide(database, run.id, rules, newest_is_verified=True)
     return {decision.checkpoint.id: decision.reasons for decision in decided if decision.stays}
 
 
-def _message(row: CheckpointRow, reasons: Sequence[str]) -> Checkpoint:
+def checkpoint_message(row: CheckpointRow, reasons: Sequence[str]) -> Checkpoint:
+    """A checkpoint as it is sent."""
     derived = {"protected", "etag"}
     return Checkpoint(
         **{name: getattr(row, name) for name in Checkpoint.model_fields.keys() - derived},

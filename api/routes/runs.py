@@ -10,6 +10,7 @@ from api import cursors
 from api.auth import least
 from api.deps import Database, Hint, Settings, Who
 from api.errors import ProblemError, not_found
+from api.preconditions import run_etag
 from api.schemas import Command, DryRun, Page, Run, RunDetail, SpecBody
 from api.specs import accept_spec, spec_fields, spec_yaml
 from ppo_core.estimate import estimate
@@ -57,7 +58,7 @@ def submit_run(
     if dry_run:
         return Response(_dry_run(body, settings).model_dump_json(), media_type="application/json")
     if key is None:
-        raise ProblemError(400, "idempotency_key_missing", "Send an Idempotency-Key header, any text that is new.")
+        raise key_missing()
     request = idempotency.Request(
         key, "POST /v1/runs", who.principal, idempotency.body_sha256(body.model_dump(exclude_none=True))
     )
@@ -86,7 +87,7 @@ def submit_run(
     if standing is None:
         raise ProblemError(409, "run_deleted", "The run that this Idempotency-Key made is there no longer.")
     response.headers["Location"] = f"/v1/runs/{run_id}"
-    return Run(**_fields(standing))
+    return run_message(standing)
 
 
 @router.get("", openapi_extra=least("viewer"))
@@ -105,19 +106,21 @@ def list_runs(
     more, standings = len(standings) > limit, standings[:limit]
     last = standings[-1].run if more else None
     return Page[Run](
-        items=[Run(**_fields(standing)) for standing in standings],
+        items=[run_message(standing) for standing in standings],
         next=cursors.encode(last.created_at.isoformat(), last.id) if last else None,
     )
 
 
 @router.get("/{run_id}", openapi_extra=least("viewer"))
-def read_run(run_id: str, database: Database) -> RunDetail:
-    """A run as it stands, with its full effective spec."""
+def read_run(run_id: str, database: Database, response: Response) -> RunDetail:
+    """A run as it stands, with its full effective spec. Its ETag changes with its state, segment and roll backs."""
     standing = run_read.run_standing(database, run_id)
     if standing is None:
         raise not_found("run", run_id)
     spec = run_read.active_spec(database, standing.run)
     commands = run_read.open_commands(database, run_id)
+    # Iterations and metrics leave the version alone, or nobody could ever roll back a run that trains.
+    response.headers["ETag"] = run_etag(standing.run.version)
     return RunDetail(
         **_fields(standing),
         spec=spec,
@@ -142,6 +145,16 @@ def read_command(run_id: str, command_id: str, database: Database) -> Command:
     if command is None:
         raise not_found("command", command_id)
     return Command.model_validate(command)
+
+
+def key_missing() -> ProblemError:
+    """400: a request that makes something has to say when it is a repetition."""
+    return ProblemError(400, "idempotency_key_missing", "Send an Idempotency-Key header, any text that is new.")
+
+
+def run_message(standing: RunStanding) -> Run:
+    """A run as it is sent."""
+    return Run(**_fields(standing))
 
 
 def _dry_run(body: SpecBody, settings: Settings) -> DryRun:

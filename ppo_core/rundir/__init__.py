@@ -37,6 +37,7 @@ from ppo_core.rundir.journal import (
     encode_event,
     read_journal,
 )
+from ppo_core.rundir.look import look_at_checkpoint
 from ppo_core.rundir.rank_exits import (
     RankExit,
     RankFault,
@@ -88,6 +89,7 @@ __all__ = [
     "fsync_folder",
     "is_unused",
     "last_iteration",
+    "look_at_checkpoint",
     "new_checkpoint",
     "next_start",
     "num_ranks",

@@ -1,6 +1,7 @@
 """The run spec: a door, importable without torch."""
 
 from ppo_core.errors import SpecError
+from ppo_core.spec.changes import Difference, apply_settings, changeable, differences, pointer_of, refusals, repeats
 from ppo_core.spec.files import check_files
 from ppo_core.spec.hosts import RewardHosts
 from ppo_core.spec.loading import (
@@ -17,16 +18,23 @@ from ppo_core.spec.loading import (
 from ppo_core.spec.run_spec import RunSpec
 
 __all__ = [
+    "Difference",
     "Fault",
     "RewardHosts",
     "RunSpec",
     "SpecError",
     "SpecFaults",
     "apply_overrides",
+    "apply_settings",
+    "changeable",
     "check_files",
+    "differences",
     "map_paths",
     "parse_spec",
+    "pointer_of",
     "read_mapping",
+    "refusals",
+    "repeats",
     "resolve_paths",
     "spec_paths",
     "spec_schema",

@@ -154,35 +154,52 @@ def apply_overrides(data: Mapping[str, Any], overrides: Iterable[str]) -> dict[s
     """
     result: dict[str, Any] = _deep_copy(data)
     for override in overrides:
-        name, equals, value = override.partition("=")
-        keys = name.strip().split(".")
-        if not equals or not all(keys):
-            raise SpecFaults([Fault("", f"--set {_kind(override)}: write it as field.name=value")])
-        node: Any = result
-        for depth, key in enumerate(keys):
-            pointer = "/" + "/".join(_escape(part) for part in keys[: depth + 1])
-            if isinstance(node, list):
-                if not key.isdecimal() or int(key) >= len(node):
-                    raise SpecFaults([Fault(pointer, f"--set {_kind(override)}: the list has no entry {key!r}")])
-            elif not isinstance(node, dict):
-                raise SpecFaults(
-                    [Fault(pointer, f"--set {_kind(override)}: {keys[depth - 1]!r} is no group of fields")]
-                )
-            place: Any = int(key) if isinstance(node, list) else key
-            if depth == len(keys) - 1:
-                node[place] = _override_value(override, value, pointer)
-            else:
-                if isinstance(node, dict) and node.get(place) is None:
-                    node[place] = {}
-                node = node[place]
+        name, equals, text = override.partition("=")
+        what = f"--set {_kind(override)}"
+        if not equals:
+            raise SpecFaults([Fault("", f"{what}: write it as field.name=value")])
+        _place(result, name, _override_value(name, text, what), what)
     return result
 
 
-def _override_value(override: str, value: str, pointer: str) -> Any:
+def place_value(data: Mapping[str, Any], name: str, value: Any, what: str) -> dict[str, Any]:
+    """A copy of `data` in which the field of the dotted `name` is `value`; `what` begins the message of a fault.
+
+    Raises:
+        SpecFaults: the name is no dotted name, or goes through a field that is no group.
+    """
+    result: dict[str, Any] = _deep_copy(data)
+    _place(result, name, value, what)
+    return result
+
+
+def _place(result: dict[str, Any], name: str, value: Any, what: str) -> None:
+    keys = name.strip().split(".")
+    if not all(keys):
+        raise SpecFaults([Fault("", f"{what}: write it as field.name=value")])
+    node: Any = result
+    for depth, key in enumerate(keys):
+        pointer = "/" + "/".join(_escape(part) for part in keys[: depth + 1])
+        if isinstance(node, list):
+            if not key.isdecimal() or int(key) >= len(node):
+                raise SpecFaults([Fault(pointer, f"{what}: the list has no entry {key!r}")])
+        elif not isinstance(node, dict):
+            raise SpecFaults([Fault(pointer, f"{what}: {keys[depth - 1]!r} is no group of fields")])
+        place: Any = int(key) if isinstance(node, list) else key
+        if depth == len(keys) - 1:
+            node[place] = value
+        else:
+            if isinstance(node, dict) and node.get(place) is None:
+                node[place] = {}
+            node = node[place]
+
+
+def _override_value(name: str, text: str, what: str) -> Any:
     try:
-        return _load(value) if value else None
+        return _load(text) if text else None
     except SpecFaults as error:
-        raise SpecFaults([Fault(pointer, f"--set {_kind(override)}: {error.faults[0].message}")]) from error
+        pointer = "/" + "/".join(_escape(part) for part in name.strip().split("."))
+        raise SpecFaults([Fault(pointer, f"{what}: {error.faults[0].message}")]) from error
 
 
 def map_paths(data: Mapping[str, Any], change: Callable[[str], str]) -> dict[str, Any]:

@@ -37,7 +37,7 @@ export interface paths {
         };
         /**
          * Read Run
-         * @description A run as it stands, with its full effective spec.
+         * @description A run as it stands, with its full effective spec. Its ETag changes with its state, segment and roll backs.
          */
         get: operations["read_run"];
         put?: never;
@@ -80,6 +80,189 @@ export interface paths {
          * @description What became of a command.
          */
         get: operations["read_command"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/runs/{run_id}/rollback": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Roll Back Run
+         * @description Go back to a checkpoint, with changed settings if wanted, whatever the run is doing. Nothing is deleted.
+         *
+         *     The new segment takes the settings of the checkpoint's own, then `set`. Needs Idempotency-Key, and If-Match with
+         *     the run's ETag, unless dry_run. A checkpoint that proves damaged fails the command, and the run goes on.
+         */
+        post: operations["roll_back_run"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/runs/{run_id}/forks": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Fork Run
+         * @description Queue a new run that goes on from a checkpoint of this one. This one is not touched.
+         */
+        post: operations["fork_run"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/runs/{run_id}/resume": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Resume Run
+         * @description Queue a paused or stopped run again; it goes on from its newest good checkpoint. Done at once.
+         */
+        post: operations["resume_run"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/runs/{run_id}/retry": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Retry Run
+         * @description Queue a failed or cancelled run again, with a whole budget for losses. Done at once.
+         */
+        post: operations["retry_run"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/runs/{run_id}/pause": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Pause Run
+         * @description Save and give the worker's slot back until the run is resumed. Asking again returns the same open command.
+         */
+        post: operations["pause_run"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/runs/{run_id}/checkpoint": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Save Run
+         * @description Save after the present iteration and go on. Asking again returns the same open command.
+         */
+        post: operations["save_run"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/runs/{run_id}/segments": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * List Segments
+         * @description All segments of a run, oldest first: roll backs and restarts begin one, and none is ever removed.
+         */
+        get: operations["list_segments"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/runs/{run_id}/segments/{number}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Read Segment
+         * @description One segment with its full effective spec.
+         */
+        get: operations["read_segment"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/runs/{run_id}/lineage": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Read Lineage
+         * @description The run, those it was forked from, and its forks with theirs.
+         */
+        get: operations["read_lineage"];
         put?: never;
         post?: never;
         delete?: never;
@@ -635,6 +818,35 @@ export interface components {
             red_iterations: number;
         };
         /**
+         * Change
+         * @description A field of which the three values are not all the same.
+         */
+        Change: {
+            /** Path */
+            path: string;
+            /**
+             * At Checkpoint
+             * @description When the checkpoint was made.
+             */
+            at_checkpoint: unknown;
+            /**
+             * Now
+             * @description In the run's present segment.
+             */
+            now: unknown;
+            /**
+             * Then
+             * @description In the new segment.
+             */
+            then: unknown;
+            /**
+             * Changeable
+             * @description When it may change at all.
+             * @enum {string}
+             */
+            changeable: "rollback" | "fork" | "never";
+        };
+        /**
          * Checkpoint
          * @description A whole checkpoint.
          */
@@ -721,6 +933,13 @@ export interface components {
             status: "pending" | "delivered" | "acked" | "done" | "failed" | "superseded" | "timed_out";
             /** Detail */
             detail: string | null;
+            /**
+             * Outcome
+             * @description What a roll back made: `segment` and the `iteration` it starts from; null until it is done.
+             */
+            outcome: {
+                [key: string]: unknown;
+            } | null;
             /** Requested By */
             requested_by: string | null;
             /** Created At */
@@ -788,6 +1007,61 @@ export interface components {
             items: components["schemas"]["Event"][];
             /** Cursor */
             cursor: number;
+        };
+        /**
+         * ForkBody
+         * @description Where a new run starts, and with which changed fields.
+         */
+        ForkBody: {
+            /**
+             * Checkpoint
+             * @description Id of the checkpoint to start from.
+             */
+            checkpoint: string;
+            /**
+             * Set
+             * @description Changed fields by dotted name: {"kl.coef": 0.1}.
+             * @default {}
+             */
+            set: {
+                [key: string]: unknown;
+            };
+            /**
+             * Reason
+             * @description Why, for whoever reads the history.
+             */
+            reason?: string | null;
+            /**
+             * Name
+             * @description The new run's name.
+             */
+            name?: string | null;
+        };
+        /**
+         * ForkPreview
+         * @description What a fork would be, without making it.
+         */
+        ForkPreview: {
+            checkpoint: components["schemas"]["Checkpoint"];
+            /** Spec */
+            spec: {
+                [key: string]: unknown;
+            };
+            /** Spec Yaml */
+            spec_yaml: string;
+            /** Changes */
+            changes: components["schemas"]["Change"][];
+            /** Warnings */
+            warnings: string[];
+            /** Estimate */
+            estimate: {
+                [key: string]: unknown;
+            };
+            /**
+             * Meaning
+             * @description What the spec means in numbers, a sentence a line.
+             */
+            meaning: string[];
         };
         /**
          * GcItem
@@ -880,6 +1154,93 @@ export interface components {
             cursor: number;
             /** Latest */
             latest: components["schemas"]["LatestMetric"][];
+        };
+        /**
+         * LeftBehind
+         * @description What a roll back takes off the run's present history. It stays stored, and can be gone back to.
+         */
+        LeftBehind: {
+            /**
+             * Segment
+             * @description The segment that the run is in now.
+             */
+            segment: number;
+            /** From Iteration */
+            from_iteration: number;
+            /** To Iteration */
+            to_iteration: number;
+            /**
+             * Checkpoints
+             * @description How many good checkpoints lie there.
+             */
+            checkpoints: number;
+        };
+        /**
+         * Lineage
+         * @description A run, those it was forked from, and its forks with theirs; the edges are the segments' `started_from`.
+         */
+        Lineage: {
+            /** Runs */
+            runs: components["schemas"]["LineageRun"][];
+        };
+        /**
+         * LineageRun
+         * @description A run of a family, with its segments.
+         */
+        LineageRun: {
+            /** Id */
+            id: string;
+            /** Name */
+            name: string;
+            /**
+             * State
+             * @enum {string}
+             */
+            state: "queued" | "starting" | "running" | "pausing" | "paused" | "stopping" | "killing" | "stopped" | "cancelled" | "recovering" | "failed" | "succeeded";
+            /** Segments */
+            segments: components["schemas"]["LineageSegment"][];
+        };
+        /**
+         * LineageSegment
+         * @description An unbroken stretch of a run's history.
+         */
+        LineageSegment: {
+            /** Number */
+            number: number;
+            /**
+             * Kind
+             * @enum {string}
+             */
+            kind: "start" | "rollback" | "recovery" | "fork";
+            /**
+             * Active
+             * @description The one that the run is in.
+             */
+            active: boolean;
+            /** Start Iteration */
+            start_iteration: number;
+            /**
+             * Last Iteration
+             * @description The highest with metrics; the start's while there is none.
+             */
+            last_iteration: number;
+            /**
+             * On Active Line
+             * @description First and last of its iterations that belong to the present history; null when none does.
+             */
+            on_active_line: [
+                number,
+                number
+            ] | null;
+            /** Start Checkpoint */
+            start_checkpoint: string | null;
+            started_from: components["schemas"]["StartedFrom"] | null;
+            /** Created At */
+            created_at: string;
+            /** Created By */
+            created_by: string | null;
+            /** Reason */
+            reason: string | null;
         };
         /**
          * LogText
@@ -1052,6 +1413,13 @@ export interface components {
             /** Next */
             next: string | null;
         };
+        /** Page[Segment] */
+        Page_Segment_: {
+            /** Items */
+            items: components["schemas"]["Segment"][];
+            /** Next */
+            next: string | null;
+        };
         /** Page[Worker] */
         Page_Worker_: {
             /** Items */
@@ -1096,6 +1464,63 @@ export interface components {
             panels: {
                 [key: string]: string;
             };
+        };
+        /**
+         * RollbackBody
+         * @description Where a run goes back to, and with which changed fields.
+         */
+        RollbackBody: {
+            /**
+             * Checkpoint
+             * @description Id of the checkpoint to start from.
+             */
+            checkpoint: string;
+            /**
+             * Set
+             * @description Changed fields by dotted name: {"kl.coef": 0.1}.
+             * @default {}
+             */
+            set: {
+                [key: string]: unknown;
+            };
+            /**
+             * Reason
+             * @description Why, for whoever reads the history.
+             */
+            reason?: string | null;
+        };
+        /**
+         * RollbackPreview
+         * @description What a roll back would do, without doing it.
+         */
+        RollbackPreview: {
+            checkpoint: components["schemas"]["Checkpoint"];
+            /** Spec */
+            spec: {
+                [key: string]: unknown;
+            };
+            /** Spec Yaml */
+            spec_yaml: string;
+            /** Changes */
+            changes: components["schemas"]["Change"][];
+            /** Warnings */
+            warnings: string[];
+            /** Estimate */
+            estimate: {
+                [key: string]: unknown;
+            };
+            /**
+             * Meaning
+             * @description What the spec means in numbers, a sentence a line.
+             */
+            meaning: string[];
+            /** @description Null when there is nothing after the checkpoint. */
+            left_behind: components["schemas"]["LeftBehind"] | null;
+            /**
+             * Repeats Exactly
+             * @description Nothing that alters numbers changes: it would do again, bit for bit, what followed the checkpoint. `data.seed` gives another order of prompts and other samples.
+             */
+            repeats_exactly: boolean;
         };
         /**
          * Run
@@ -1323,6 +1748,100 @@ export interface components {
             penalized_score: number | null;
         };
         /**
+         * Segment
+         * @description A segment, with what was changed when it began.
+         */
+        Segment: {
+            /** Number */
+            number: number;
+            /**
+             * Kind
+             * @enum {string}
+             */
+            kind: "start" | "rollback" | "recovery" | "fork";
+            /**
+             * Active
+             * @description The one that the run is in.
+             */
+            active: boolean;
+            /** Start Iteration */
+            start_iteration: number;
+            /**
+             * Last Iteration
+             * @description The highest with metrics; the start's while there is none.
+             */
+            last_iteration: number;
+            /**
+             * On Active Line
+             * @description First and last of its iterations that belong to the present history; null when none does.
+             */
+            on_active_line: [
+                number,
+                number
+            ] | null;
+            /** Start Checkpoint */
+            start_checkpoint: string | null;
+            started_from: components["schemas"]["StartedFrom"] | null;
+            /** Created At */
+            created_at: string;
+            /** Created By */
+            created_by: string | null;
+            /** Reason */
+            reason: string | null;
+            /** Changes */
+            changes: components["schemas"]["SettingChange"][];
+        };
+        /**
+         * SegmentDetail
+         * @description A segment with its full effective spec.
+         */
+        SegmentDetail: {
+            /** Number */
+            number: number;
+            /**
+             * Kind
+             * @enum {string}
+             */
+            kind: "start" | "rollback" | "recovery" | "fork";
+            /**
+             * Active
+             * @description The one that the run is in.
+             */
+            active: boolean;
+            /** Start Iteration */
+            start_iteration: number;
+            /**
+             * Last Iteration
+             * @description The highest with metrics; the start's while there is none.
+             */
+            last_iteration: number;
+            /**
+             * On Active Line
+             * @description First and last of its iterations that belong to the present history; null when none does.
+             */
+            on_active_line: [
+                number,
+                number
+            ] | null;
+            /** Start Checkpoint */
+            start_checkpoint: string | null;
+            started_from: components["schemas"]["StartedFrom"] | null;
+            /** Created At */
+            created_at: string;
+            /** Created By */
+            created_by: string | null;
+            /** Reason */
+            reason: string | null;
+            /** Changes */
+            changes: components["schemas"]["SettingChange"][];
+            /** Spec */
+            spec: {
+                [key: string]: unknown;
+            };
+            /** Spec Yaml */
+            spec_yaml: string;
+        };
+        /**
          * Series
          * @description One metric of one run along one segment, in columns. With `bucket` above 1, `y` is the mean of a bucket.
          */
@@ -1358,6 +1877,18 @@ export interface components {
             nonfinite: number[];
         };
         /**
+         * SettingChange
+         * @description A field that a segment has another value of than the one it started from.
+         */
+        SettingChange: {
+            /** Path */
+            path: string;
+            /** Before */
+            before: unknown;
+            /** After */
+            after: unknown;
+        };
+        /**
          * SpecBody
          * @description A run spec, as a mapping or as YAML text: exactly one of the two.
          */
@@ -1368,6 +1899,18 @@ export interface components {
             } | null;
             /** Spec Yaml */
             spec_yaml?: string | null;
+        };
+        /**
+         * StartedFrom
+         * @description The place in a history that a segment goes on from.
+         */
+        StartedFrom: {
+            /** Run Id */
+            run_id: string;
+            /** Segment */
+            segment: number;
+            /** Iteration */
+            iteration: number;
         };
         /**
          * Verification
@@ -1641,6 +2184,326 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["Command"];
+                };
+            };
+            /** @description Anything else. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    roll_back_run: {
+        parameters: {
+            query?: {
+                /** @description Only say what it would mean; nothing is stored. */
+                dry_run?: boolean;
+            };
+            header?: {
+                /** @description Required unless dry_run: repeating a request with its key never makes a second run. */
+                "Idempotency-Key"?: string | null;
+                /** @description The ETag of what you have seen: another one means that somebody changed it since. `*` takes any. */
+                "If-Match"?: string | null;
+            };
+            path: {
+                run_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["RollbackBody"];
+            };
+        };
+        responses: {
+            /** @description With dry_run: what it would do. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["RollbackPreview"];
+                };
+            };
+            /** @description Successful Response */
+            202: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Command"];
+                };
+            };
+            /** @description Anything else. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    fork_run: {
+        parameters: {
+            query?: {
+                /** @description Only say what it would mean; nothing is stored. */
+                dry_run?: boolean;
+            };
+            header?: {
+                /** @description Required unless dry_run: repeating a request with its key never makes a second run. */
+                "Idempotency-Key"?: string | null;
+            };
+            path: {
+                run_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["ForkBody"];
+            };
+        };
+        responses: {
+            /** @description With dry_run: what it would be. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ForkPreview"];
+                };
+            };
+            /** @description Successful Response */
+            201: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Run"];
+                };
+            };
+            /** @description Anything else. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    resume_run: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                run_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            202: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Command"];
+                };
+            };
+            /** @description Anything else. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    retry_run: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                run_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            202: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Command"];
+                };
+            };
+            /** @description Anything else. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    pause_run: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                run_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            202: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Command"];
+                };
+            };
+            /** @description Anything else. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    save_run: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                run_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            202: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Command"];
+                };
+            };
+            /** @description Anything else. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    list_segments: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                run_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Page_Segment_"];
+                };
+            };
+            /** @description Anything else. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    read_segment: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                run_id: string;
+                number: number;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["SegmentDetail"];
+                };
+            };
+            /** @description Anything else. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    read_lineage: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                run_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Lineage"];
                 };
             };
             /** @description Anything else. */

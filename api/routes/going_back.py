@@ -1,0 +1,198 @@
+"""Going back and going on: roll back, fork, resume, retry, pause, and a checkpoint now."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Response
+
+from api.auth import least
+from api.deps import Database, Hint, Settings, Who
+from api.errors import ProblemError, not_found
+from api.going_back import fork_preview, plan, rollback_preview
+from api.lineage_schemas import ForkBody, ForkPreview, RollbackBody, RollbackPreview
+from api.preconditions import IfMatch, check_if_match, run_etag
+from api.routes.runs import IdempotencyKey, key_missing, run_message
+from api.schemas import Command, Run
+from store import audit, idempotency, run_read
+from store.commands import request_command, request_requeue
+from store.ids import new_id
+from store.rollback import StaleVersion, TargetUnusable, Wish, request_rollback
+from store.runs import ForkStart, create_run
+
+router = APIRouter(prefix="/v1/runs/{run_id}", tags=["runs"])
+
+PAUSE_DEADLINE_S = 60.0
+CHECKPOINT_DEADLINE_S = 600.0  # It is made between two iterations, and those may be long.
+# Comparing a checkpoint with its manifest reads all of it; slow disks read 50 MB in a second.
+ROLLBACK_DEADLINE_S = 120.0
+SLOW_DISK_BYTES_PER_S = 50e6
+
+DryRun = Annotated[bool, Query(description="Only say what it would mean; nothing is stored.")]
+
+
+@router.post(
+    "/rollback",
+    status_code=202,
+    response_model=Command,
+    openapi_extra=least("operator"),
+    responses={200: {"model": RollbackPreview, "description": "With dry_run: what it would do."}},
+)
+def roll_back_run(
+    run_id: str,
+    body: RollbackBody,
+    database: Database,
+    settings: Settings,
+    who: Who,
+    key: IdempotencyKey = None,
+    if_match: IfMatch = None,
+    dry_run: DryRun = False,
+) -> Command | Response:
+    """Go back to a checkpoint, with changed settings if wanted, whatever the run is doing. Nothing is deleted.
+
+    The new segment takes the settings of the checkpoint's own, then `set`. Needs Idempotency-Key, and If-Match with
+    the run's ETag, unless dry_run. A checkpoint that proves damaged fails the command, and the run goes on.
+    """
+    if dry_run:
+        found = plan(database, settings, run_id, body.checkpoint, body.set, fork=False)
+        return Response(rollback_preview(found).model_dump_json(), media_type="application/json")
+    if key is None:
+        raise key_missing()
+    request = _request(key, f"POST /v1/runs/{run_id}/rollback", who.principal, body)
+    command_id = idempotency.find_result(database, request)
+    if command_id is None:
+        version = _seen_version(database, run_id, if_match)
+        found = plan(database, settings, run_id, body.checkpoint, body.set, fork=False)
+        command_id = new_id("c")
+        if idempotency.take_key(database, request, command_id):
+            try:
+                request_rollback(
+                    database,
+                    run_id,
+                    Wish(body.checkpoint, found.then, body.set, body.reason),
+                    command_id=command_id,
+                    requested_by=who.name,
+                    version=version,
+                    deadline_s=ROLLBACK_DEADLINE_S + found.target.bytes / SLOW_DISK_BYTES_PER_S,
+                )
+            except StaleVersion as error:
+                check_if_match(if_match, run_etag(error.version))
+                raise AssertionError("a stale version matches no ETag") from error
+            except TargetUnusable as error:
+                raise ProblemError(409, error.code, str(error)) from error
+            detail = {"checkpoint": body.checkpoint, "set": body.set, "reason": body.reason, "command": command_id}
+            audit.record(database, who.name, "run.rollback", run_id, **detail)
+            database.commit()
+        else:
+            command_id = idempotency.find_result(database, request)
+    command = run_read.find_command(database, run_id, command_id) if command_id else None
+    if command is None:
+        raise not_found("command", command_id)
+    return Command.model_validate(command)
+
+
+@router.post(
+    "/forks",
+    status_code=201,
+    response_model=Run,
+    openapi_extra=least("operator"),
+    responses={200: {"model": ForkPreview, "description": "With dry_run: what it would be."}},
+)
+def fork_run(
+    run_id: str,
+    body: ForkBody,
+    database: Database,
+    settings: Settings,
+    who: Who,
+    hint: Hint,
+    response: Response,
+    key: IdempotencyKey = None,
+    dry_run: DryRun = False,
+) -> Run | Response:
+    """Queue a new run that goes on from a checkpoint of this one. This one is not touched."""
+    if dry_run:
+        found = plan(database, settings, run_id, body.checkpoint, body.set, fork=True, name=body.name)
+        return Response(fork_preview(found).model_dump_json(), media_type="application/json")
+    if key is None:
+        raise key_missing()
+    request = _request(key, f"POST /v1/runs/{run_id}/forks", who.principal, body)
+    fork_id = idempotency.find_result(database, request)
+    if fork_id is None:
+        found = plan(database, settings, run_id, body.checkpoint, body.set, fork=True, name=body.name)
+        spec, name = found.then, body.name or f"{found.run_name[:121]} (fork)"
+        fork_id = new_id("r")
+        if idempotency.take_key(database, request, fork_id):
+            create_run(
+                database,
+                run_id=fork_id,
+                name=name,
+                spec={**spec, "name": name},
+                num_iterations=found.spec.iterations,
+                priority=found.spec.resources.priority,
+                gpus=found.spec.resources.gpus,
+                created_by=who.name,
+                fork=ForkStart(found.target.id, found.target.iteration, body.reason),
+            )
+            detail = {"checkpoint": body.checkpoint, "set": body.set, "reason": body.reason, "from": run_id}
+            audit.record(database, who.name, "run.fork", fork_id, **detail)
+            database.commit()
+            hint.send()
+        else:
+            fork_id = idempotency.find_result(database, request)
+    standing = run_read.run_standing(database, fork_id) if fork_id else None
+    if standing is None:
+        raise ProblemError(409, "run_deleted", "The run that this Idempotency-Key made is there no longer.")
+    response.headers["Location"] = f"/v1/runs/{fork_id}"
+    return run_message(standing)
+
+
+@router.post("/resume", status_code=202, openapi_extra=least("operator"))
+def resume_run(run_id: str, database: Database, who: Who, hint: Hint) -> Command:
+    """Queue a paused or stopped run again; it goes on from its newest good checkpoint. Done at once."""
+    return _requeue(database, run_id, "resume", who, hint)
+
+
+@router.post("/retry", status_code=202, openapi_extra=least("operator"))
+def retry_run(run_id: str, database: Database, who: Who, hint: Hint) -> Command:
+    """Queue a failed or cancelled run again, with a whole budget for losses. Done at once."""
+    return _requeue(database, run_id, "retry", who, hint)
+
+
+@router.post("/pause", status_code=202, openapi_extra=least("operator"))
+def pause_run(run_id: str, database: Database, who: Who) -> Command:
+    """Save and give the worker's slot back until the run is resumed. Asking again returns the same open command."""
+    return _ask(database, run_id, "pause", who, PAUSE_DEADLINE_S)
+
+
+@router.post("/checkpoint", status_code=202, openapi_extra=least("operator"))
+def save_run(run_id: str, database: Database, who: Who) -> Command:
+    """Save after the present iteration and go on. Asking again returns the same open command."""
+    return _ask(database, run_id, "checkpoint", who, CHECKPOINT_DEADLINE_S)
+
+
+def _ask(database: Database, run_id: str, kind: str, who: Who, deadline_s: float) -> Command:
+    command = request_command(database, run_id, kind, who.name, deadline_s)
+    audit.record(database, who.name, f"run.{kind}", run_id, command=command.id)
+    database.commit()
+    return Command.model_validate(command)
+
+
+def _requeue(database: Database, run_id: str, kind: str, who: Who, hint: Hint) -> Command:
+    command = request_requeue(database, run_id, kind, who.name)
+    audit.record(database, who.name, f"run.{kind}", run_id, command=command.id)
+    database.commit()
+    hint.send()
+    return Command.model_validate(command)
+
+
+def _seen_version(database: Database, run_id: str, if_match: str | None) -> int | None:
+    """The version that the caller looked at; None when any will do."""
+    run = run_read.find_run(database, run_id)
+    if run is None:
+        raise not_found("run", run_id)
+    check_if_match(if_match, run_etag(run.version))
+    return None if if_match and if_match.strip() == "*" else run.version
+
+
+def _request(key: str, route: str, principal: str, body: RollbackBody | ForkBody) -> idempotency.Request:
+    return idempotency.Request(key, route, principal, idempotency.body_sha256(body.model_dump(exclude_unset=True)))

@@ -1,0 +1,92 @@
+"""A run's segments, and the family of runs that it belongs to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+
+from api.auth import least
+from api.deps import Database
+from api.errors import not_found
+from api.lineage_schemas import (
+    Lineage,
+    LineageRun,
+    LineageSegment,
+    Segment,
+    SegmentDetail,
+    SettingChange,
+    StartedFrom,
+)
+from api.schemas import Page
+from api.specs import spec_yaml
+from ppo_core.spec import differences
+from store import lineage, run_read
+from store.lineage import SegmentStanding
+
+router = APIRouter(prefix="/v1/runs/{run_id}", tags=["lineage"])
+
+
+@router.get("/segments", openapi_extra=least("viewer"))
+def list_segments(run_id: str, database: Database) -> Page[Segment]:
+    """All segments of a run, oldest first: roll backs and restarts begin one, and none is ever removed."""
+    return Page[Segment](items=[Segment(**_fields(one), changes=_changes(one)) for one in _standings(database, run_id)])
+
+
+@router.get("/segments/{number}", openapi_extra=least("viewer"))
+def read_segment(run_id: str, number: int, database: Database) -> SegmentDetail:
+    """One segment with its full effective spec."""
+    for one in _standings(database, run_id):
+        if one.segment.number == number:
+            spec = one.segment.spec
+            return SegmentDetail(**_fields(one), changes=_changes(one), spec=spec, spec_yaml=spec_yaml(spec))
+    raise not_found("segment", number)
+
+
+@router.get("/lineage", openapi_extra=least("viewer"))
+def read_lineage(run_id: str, database: Database) -> Lineage:
+    """The run, those it was forked from, and its forks with theirs."""
+    if run_read.find_run(database, run_id) is None:
+        raise not_found("run", run_id)
+    return Lineage(
+        runs=[
+            LineageRun(
+                id=run.id,
+                name=run.name,
+                state=run.state,
+                segments=[LineageSegment(**_fields(standing)) for standing in standings],
+            )
+            for run, standings in lineage.family(database, run_id)
+        ]
+    )
+
+
+def _standings(database: Database, run_id: str) -> list[SegmentStanding]:
+    run = run_read.find_run(database, run_id)
+    if run is None:
+        raise not_found("run", run_id)
+    return lineage.segment_standings(database, run)
+
+
+def _fields(standing: SegmentStanding) -> dict[str, Any]:
+    row, origin = standing.segment, standing.origin
+    columns = ("number", "kind", "start_iteration", "start_checkpoint", "created_at", "created_by", "reason")
+    return {
+        **{name: getattr(row, name) for name in columns},
+        "active": standing.active,
+        "last_iteration": standing.last_iteration,
+        "on_active_line": standing.on_active_line,
+        "started_from": None
+        if origin is None
+        else StartedFrom(run_id=origin.run_id, segment=origin.segment, iteration=origin.iteration),
+    }
+
+
+def _changes(standing: SegmentStanding) -> list[SettingChange]:
+    origin = standing.origin
+    if origin is None or origin.spec is None:
+        return []
+    return [
+        SettingChange(path=change.path, before=change.before, after=change.after)
+        for change in differences(origin.spec, standing.segment.spec)
+    ]

@@ -1,0 +1,26 @@
+"""A quick look at a stored checkpoint, for who cannot wait until all of it is read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ppo_core.errors import CheckpointError
+from ppo_core.rundir.stored_checkpoint import stored_checkpoint, stored_manifest
+
+
+def look_at_checkpoint(run_dir: Path, path: str, manifest_sha256: str) -> None:
+    """See that the manifest is the recorded one, and that every file is there and as long as it says.
+
+    Milliseconds, whatever the size; `check_stored` reads the files, too.
+
+    Raises:
+        CheckpointError: names the first file that is missing or of another size.
+    """
+    folder = stored_checkpoint(run_dir, path)
+    for name, entry in stored_manifest(folder, manifest_sha256).items():
+        file = folder / name
+        if not file.is_file():
+            raise CheckpointError(f"{file} is missing")
+        size = file.stat().st_size
+        if size != entry["bytes"]:
+            raise CheckpointError(f"{file} has {size} bytes, its manifest says {entry['bytes']}")
