@@ -147,7 +147,7 @@ def _checked(
     if fork and name is not None and not any(fault.pointer == "/set/name" for fault in refused):
         data["name"] = name
     try:
-        spec = accept_spec(SpecBody(spec=data), settings.roots, settings.reward_hosts)
+        spec = accept_spec(SpecBody(spec=data), settings.roots, settings.reward_hosts, settings.engine_hosts)
     except SpecFaults as error:
         found = [
             Fault(pointer_of(fault.pointer[1:].replace("/", "."), changes) if fault.pointer else "", fault.message)

@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from ppo_core.spec import RewardHosts
+from ppo_core.spec import EngineHosts, RewardHosts
 
 WEB_BUILD = Path(__file__).resolve().parent.parent / "web" / "dist"
 
@@ -27,6 +27,9 @@ class ApiSettings(BaseSettings):
     )
     reward_hosts: Annotated[RewardHosts, NoDecode] = Field(
         RewardHosts(), description="Hosts that specs may name for HTTP scorers, by commas; none: no HTTP scorer at all."
+    )
+    engine_hosts: Annotated[EngineHosts, NoDecode] = Field(
+        EngineHosts(), description="Hosts that specs may name for vLLM servers, by commas; none: no server at all."
     )
     allowed_hosts: Annotated[tuple[str, ...], NoDecode] = Field(
         ("127.0.0.1", "localhost", "[::1]"), description="Host names that requests may be addressed to, by commas."
@@ -49,6 +52,11 @@ class ApiSettings(BaseSettings):
     @classmethod
     def _read_reward_hosts(cls, value: object) -> object:
         return RewardHosts.parse(value) if isinstance(value, str) else value
+
+    @field_validator("engine_hosts", mode="before")
+    @classmethod
+    def _read_engine_hosts(cls, value: object) -> object:
+        return EngineHosts.parse(value) if isinstance(value, str) else value
 
     @field_validator("allowed_hosts", mode="before")
     @classmethod

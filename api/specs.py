@@ -13,6 +13,7 @@ import yaml
 
 from api.schemas import Preset, SpecBody
 from ppo_core.spec import (
+    EngineHosts,
     Fault,
     RewardHosts,
     RunSpec,
@@ -27,7 +28,7 @@ from ppo_core.spec.hub import is_hub
 from ppo_core.spec.loading import MAX_SPEC_BYTES
 
 
-def accept_spec(body: SpecBody, roots: Sequence[Path], hosts: RewardHosts) -> RunSpec:
+def accept_spec(body: SpecBody, roots: Sequence[Path], hosts: RewardHosts, engine_hosts: EngineHosts) -> RunSpec:
     """The checked spec, with absolute paths.
 
     Raises:
@@ -42,7 +43,7 @@ def accept_spec(body: SpecBody, roots: Sequence[Path], hosts: RewardHosts) -> Ru
     for root in roots:  # The first root that has the file wins: what was found is absolute from then on.
         data = resolve_paths(data, root)
     spec = parse_spec(data)
-    faults = check_files(spec, roots, hosts)
+    faults = check_files(spec, roots, hosts, engine_hosts)
     if faults:
         raise SpecFaults(faults)
     return spec

@@ -129,8 +129,9 @@ def _rollout_engine(
 def _vllm_engine(
     segment: SegmentDir, spec: RunSpec, trainer: TrainEngine, tokenizer: Any, ranks: Ranks
 ) -> VLLMEngine | None:
-    """On GPUs every rank has an engine on its own one; on a CPU rank 0's serves all."""
-    if trainer.policy.device.type == "cpu" and not ranks.is_first:
+    """On GPUs every rank has an engine on its own one; on a CPU, and with servers, rank 0's serves all."""
+    serves_all = trainer.policy.device.type == "cpu" or spec.rollout.vllm.servers
+    if serves_all and not ranks.is_first:
         return None
     return VLLMEngine(
         trainer.policy,

@@ -138,7 +138,7 @@ def _generation(spec: RunSpec, networks: Networks) -> int:
 
 
 def _engines(spec: RunSpec, policy: ModelShape) -> int:
-    if spec.rollout.engine != "vllm":
+    if not spec.rollout.starts_vllm:
         return 0
     options, weight = spec.rollout.vllm, bytes_a_weight(spec)
     rows = min(options.max_rows, _share(_own(spec, spec.rollout.batch_size), options.replicas))

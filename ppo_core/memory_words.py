@@ -79,7 +79,7 @@ def size_text(num_bytes: float) -> str:
 
 def _share_of_gpu(spec: RunSpec) -> float:
     """The share of a GPU that vLLM takes, whatever it needs."""
-    if spec.rollout.engine != "vllm":
+    if not spec.rollout.starts_vllm:
         return 0.0
     return spec.rollout.vllm.gpu_memory_utilization * spec.rollout.vllm.replicas
 

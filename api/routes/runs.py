@@ -65,7 +65,7 @@ def submit_run(
     run_id = idempotency.find_result(database, request)
     if run_id is None:
         database.rollback()  # Reading files may take a while; no transaction waits for it.
-        spec = accept_spec(body, settings.roots, settings.reward_hosts)
+        spec = accept_spec(body, settings.roots, settings.reward_hosts, settings.engine_hosts)
         run_id = new_id("r")
         if idempotency.take_key(database, request, run_id):
             create_run(
@@ -158,7 +158,7 @@ def run_message(standing: RunStanding) -> Run:
 
 
 def _dry_run(body: SpecBody, settings: Settings) -> DryRun:
-    spec = accept_spec(body, settings.roots, settings.reward_hosts)
+    spec = accept_spec(body, settings.roots, settings.reward_hosts, settings.engine_hosts)
     found = estimate(spec)
     fields = spec_fields(spec)
     return DryRun(

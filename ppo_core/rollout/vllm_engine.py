@@ -1,4 +1,4 @@
-"""The vLLM engine as the trainer uses it: processes of their own that generate, take over weights, and are not trusted.
+"""The vLLM engine as the trainer uses it: processes or servers that generate, take over weights, and are not trusted.
 
 Whatever comes back is compared with what was asked: every row by its number and its prompt's ids, some of them by
 asking once more what their last token is worth; every sync by digest, version, probe and a canary for stale states.
@@ -7,6 +7,7 @@ asking once more what their last token is worth; every sync by digest, version, 
 from __future__ import annotations
 
 import importlib.util
+import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -20,8 +21,9 @@ from ppo_core.rollout.cuda_ipc import CudaIPCWeights
 from ppo_core.rollout.engine import Response, SyncReport
 from ppo_core.rollout.shared_weights import SharedWeights, read_weights
 from ppo_core.rollout.transformers_engine import PROBE_TOLERANCE, stop_ids_of
-from ppo_core.rollout.vllm_channel import Message
-from ppo_core.rollout.vllm_process import VLLMProcess, answers
+from ppo_core.rollout.vllm_process import VLLMProcess
+from ppo_core.rollout.vllm_replica import Message, Replica, answers
+from ppo_core.rollout.vllm_service import VLLMService
 from ppo_core.rollout.vllm_settings import CUDA_IPC, SHARED_MEMORY, environment_of, settings_of
 from ppo_core.rollout.weights import PolicyWeights, Probe
 from ppo_core.spec.groups import RolloutConfig
@@ -51,7 +53,7 @@ class Transfer(Protocol):
 
 
 class VLLMEngine:
-    """One or several vLLM processes on this machine, with equal weights; rows are dealt out among them.
+    """One or several vLLM processes on this machine, or servers, with equal weights; rows are dealt out among them.
 
     They hold nothing before the first sync, which checks more than the later ones do: it loads the weights twice.
 
@@ -66,8 +68,9 @@ class VLLMEngine:
         extension: what is mixed into vLLM's worker; tests put their faults in by it.
 
     Raises:
-        DataError: vLLM is not installed or cannot run this model, or nothing could end a response.
-        EngineLostError, EngineTimeoutError, RolloutError: it could not be started.
+        DataError: vLLM is not installed or cannot run this model, a server must not be used or does not fit, or nothing
+            could end a response.
+        EngineLostError, EngineTimeoutError, RolloutError: it could not be started, or a server is not there.
     """
 
     def __init__(
@@ -82,16 +85,15 @@ class VLLMEngine:
         transfer: str | None = None,
         extension: str = EXTENSION,
     ) -> None:
-        _require_vllm()
         self._config = config
         self._dtype: torch.dtype = policy.model.dtype
         self._num_tokens: int = policy.model.get_input_embeddings().num_embeddings
         self._version = -1  # of no policy
         self._is_checked = False
         self._device = policy.device
-        self._sleeps = policy.device.type == "cuda"
+        self._sleeps = policy.device.type == "cuda" and not config.vllm.servers
         # Workers that share the model out among GPUs read it from the host's memory, each its part.
-        shares_gpu = policy.device.type == "cuda" and config.vllm.tensor_parallel == 1
+        shares_gpu = self._sleeps and config.vllm.tensor_parallel == 1
         self._transfer = transfer or (CUDA_IPC if shares_gpu else SHARED_MEMORY)
         # An id that the model does not have ends nothing, and vLLM takes none.
         self._stop_ids = [token for token in stop_ids_of(policy, tokenizer, config) if token < self._num_tokens]
@@ -103,7 +105,6 @@ class VLLMEngine:
         # Until the end: vLLM leaves files of its own where it is told that temporary ones go.
         self._folder = tempfile.TemporaryDirectory(prefix="ppo-vllm-", ignore_cleanup_errors=True)
         folder = Path(self._folder.name)
-        _write_model(policy, tokenizer, folder)
         settings = settings_of(
             policy,
             config,
@@ -112,13 +113,19 @@ class VLLMEngine:
             transfer=self._transfer,
             extension=extension,
         )
-        environment = environment_of(policy.device, config.vllm.replicas, folder)
-        self._processes = [
-            VLLMProcess(f"vLLM engine {place}", logs / f"{label}-{place}.log", environment, config.vllm.timeout_s)
-            for place in range(config.vllm.replicas)
-        ]
+        self._replicas: list[Replica]
+        if config.vllm.servers:
+            self._replicas = list(_services(config, tokenizer))
+        else:
+            _require_vllm()
+            _write_model(policy, tokenizer, folder)
+            environment = environment_of(policy.device, config.vllm.replicas, folder)
+            self._replicas = [
+                VLLMProcess(f"vLLM engine {place}", logs / f"{label}-{place}.log", environment, config.vllm.timeout_s)
+                for place in range(config.vllm.replicas)
+            ]
         try:
-            answers([(one, one.ask("start", timeout_s=START_TIMEOUT_S, settings=settings)) for one in self._processes])
+            answers([(one, one.ask("start", timeout_s=START_TIMEOUT_S, settings=settings)) for one in self._replicas])
         except BaseException:
             self.close()
             raise
@@ -136,7 +143,7 @@ class VLLMEngine:
     @property
     def pids(self) -> list[int]:
         """Of its processes."""
-        return [process.pid for process in self._processes]
+        return [replica.pid for replica in self._replicas if isinstance(replica, VLLMProcess)]
 
     def generate(
         self, prompt_ids: list[list[int]], *, seeds: list[int], check: Callable[[], None] | None = None
@@ -186,7 +193,7 @@ class VLLMEngine:
                 pass
         examined = self._ask_all("examine", probe=[list(row) for row in probe.rows])
         gap = 0.0
-        for process, taken, answer in zip(self._processes, received, examined, strict=True):
+        for process, taken, answer in zip(self._replicas, received, examined, strict=True):
             _require_received(process.name, version, digest, taken["digest"])
             gap = max(gap, self._verified_gap(process.name, answer, digest, probe, version))
         accepted = self._ask_all("accept", version=str(version))
@@ -200,9 +207,9 @@ class VLLMEngine:
             self._ask_all("rest")
 
     def close(self) -> None:
-        """End all of its processes; harmless when repeated."""
-        for process in self._processes:
-            process.kill()
+        """End all of its processes, and let go of servers; harmless when repeated."""
+        for replica in self._replicas:
+            replica.kill()
         self._folder.cleanup()
 
     def _send(self, pairs: Iterable[tuple[str, torch.Tensor]], version: int) -> tuple[str, list[Message]]:
@@ -221,7 +228,7 @@ class VLLMEngine:
             self._send(copies, version)
             first = self._ask_all("fingerprint")
             sent = self._send(copies, version)
-        for process, one, other in zip(self._processes, first, self._ask_all("fingerprint"), strict=True):
+        for process, one, other in zip(self._replicas, first, self._ask_all("fingerprint"), strict=True):
             if one["workers"] != other["workers"]:
                 raise WeightSyncError(f"version {version}: {process.name}, loaded twice, holds two different things")
         return sent
@@ -230,7 +237,7 @@ class VLLMEngine:
         return CudaIPCWeights(pairs, self._device) if self._transfer == CUDA_IPC else SharedWeights(pairs)
 
     def _ask_all(self, operation: str, **arguments: Any) -> list[Message]:
-        return answers([(process, process.ask(operation, **arguments)) for process in self._processes])
+        return answers([(process, process.ask(operation, **arguments)) for process in self._replicas])
 
     def _verified_gap(self, name: str, answer: Message, digest: str, probe: Probe, version: int) -> float:
         """Nats between the probe's logprobs of engine and trainer, once all else that was found is right."""
@@ -258,13 +265,13 @@ class VLLMEngine:
             "stop_strings": list(self._config.stop_strings),
         }
 
-    def _dealt(self, num_rows: int) -> list[tuple[VLLMProcess, list[int]]]:
+    def _dealt(self, num_rows: int) -> list[tuple[Replica, list[int]]]:
         """Which rows each process generates; none is asked for nothing."""
-        count = len(self._processes)
+        count = len(self._replicas)
         shares = [list(range(place, num_rows, count)) for place in range(count)]
-        return [(process, rows) for process, rows in zip(self._processes, shares, strict=True) if rows]
+        return [(process, rows) for process, rows in zip(self._replicas, shares, strict=True) if rows]
 
-    def _answers(self, calls: Sequence[tuple[VLLMProcess, int]], check: Callable[[], None] | None) -> list[Message]:
+    def _answers(self, calls: Sequence[tuple[Replica, int]], check: Callable[[], None] | None) -> list[Message]:
         """The answers, or what `check` raises once every process has given up its rows."""
         interrupted: list[BaseException] = []
 
@@ -283,7 +290,7 @@ class VLLMEngine:
                 self._abort(calls)
             raise
 
-    def _abort(self, calls: Sequence[tuple[VLLMProcess, int]]) -> None:
+    def _abort(self, calls: Sequence[tuple[Replica, int]]) -> None:
         for process, call in calls:
             try:
                 process.abort(call, ABORT_TIMEOUT_S)
@@ -291,7 +298,7 @@ class VLLMEngine:
                 process.kill()  # Nobody needs it before the run goes on, if it ever does.
 
     def _ask_again(
-        self, dealt: Sequence[tuple[VLLMProcess, list[int]]], prompt_ids: list[list[int]], responses: list[Response]
+        self, dealt: Sequence[tuple[Replica, list[int]]], prompt_ids: list[list[int]], responses: list[Response]
     ) -> None:
         """Responses that were mixed up among rows carry logprobs that are not theirs: look at some of each process."""
         calls, chosen = [], []
@@ -312,6 +319,18 @@ class VLLMEngine:
                         f"asked again, allowed are {allowed:.3g} apart: its responses are not those of their rows",
                         hint="The engine returned responses in another order, or of other weights. Do not train on it.",
                     )
+
+
+def _services(config: RolloutConfig, tokenizer: Any) -> Iterator[VLLMService]:
+    for url in config.vllm.servers:
+        yield VLLMService(
+            f"vLLM server {url}",
+            url,
+            os.environ,
+            timeout_s=config.vllm.timeout_s,
+            max_rows=config.vllm.max_rows,
+            tokenizer=tokenizer,
+        )
 
 
 def _require_received(name: str, version: int, sent: str, received: str) -> None:

@@ -127,17 +127,7 @@ class EngineHost:
         """
         self._llm.finish_weight_update(weight_version=version)
         workers = self._llm.collective_rpc("end_receiving")
-        for worker in workers:
-            lost = worker["not_loaded"]
-            if lost:
-                raise Refused(
-                    f"version {version}: received weights of digest {worker['digest']}, but {len(lost)} of the model's "
-                    f"own did not arrive whole, {lost[0]} among them",
-                    "weights",
-                )
-            if worker != workers[0]:
-                raise Refused(f"workers received {workers[0]['digest']} and {worker['digest']}", "weights")
-        return {"digest": workers[0]["digest"], "num_tensors": workers[0]["num_tensors"]}
+        return received(workers, version)
 
     def fingerprint(self) -> dict[str, Any]:
         """SHA-256 of everything that each worker computes with."""
@@ -278,6 +268,25 @@ class EngineHost:
         (given,) = self._engine.renderer.render_cmpl([{"prompt_token_ids": prompt}])
         self._engine.add_request(name, given, params)
         return name
+
+
+def received(workers: list[dict[str, Any]], version: str) -> dict[str, Any]:
+    """`digest` and `num_tensors` of what every worker received, as each of them says.
+
+    Raises:
+        Refused: a weight of the model's own did not arrive whole, or workers received different things.
+    """
+    for worker in workers:
+        lost = worker["not_loaded"]
+        if lost:
+            raise Refused(
+                f"version {version}: received weights of digest {worker['digest']}, but {len(lost)} of the model's "
+                f"own did not arrive whole, {lost[0]} among them",
+                "weights",
+            )
+        if worker != workers[0]:
+            raise Refused(f"workers received {workers[0]['digest']} and {worker['digest']}", "weights")
+    return {"digest": workers[0]["digest"], "num_tensors": workers[0]["num_tensors"]}
 
 
 def _params(

@@ -13,14 +13,14 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ppo_core.errors import EngineLostError, EngineTimeoutError, RolloutError, WeightSyncError
+from ppo_core.errors import EngineLostError, EngineTimeoutError
 from ppo_core.rollout.vllm_channel import Channel, ChannelClosed, Message
+from ppo_core.rollout.vllm_replica import POLL_S, answered
 
-POLL_S = 0.02
 # A process whose connection broke is about to end; only one that hangs while it ends takes longer.
 LEAVING_S = 5.0
 LOG_LINES = 15
@@ -104,7 +104,7 @@ class VLLMProcess:
             self._heard = time.monotonic()
             if message["call"] == call and "progress" not in message:
                 self._open.discard(call)
-                return _answered(self.name, message)
+                return answered(self.name, message)
         if not messages:
             if self._process.poll() is not None:
                 raise self._lost()
@@ -142,31 +142,3 @@ class VLLMProcess:
         with contextlib.suppress(OSError):
             return "\n".join(self._log.read_text(encoding="utf-8", errors="replace").splitlines()[-LOG_LINES:])
         return "(none)"
-
-
-def answers(calls: Sequence[tuple[VLLMProcess, int]], check: Callable[[], None] | None = None) -> list[Message]:
-    """Wait for one answer of each process, calling `check` all the while; what that raises is raised.
-
-    Raises:
-        RolloutError: as `VLLMProcess.answer`, of the first process that fails.
-    """
-    found: dict[int, Message] = {}
-    while len(found) < len(calls):
-        for place, (process, call) in enumerate(calls):
-            if check is not None:
-                check()
-            if place not in found:
-                message = process.answer(call, POLL_S / len(calls))
-                if message is not None:
-                    found[place] = message
-    return [found[place] for place in range(len(calls))]
-
-
-def _answered(name: str, message: Message) -> Message:
-    match message.get("error"):
-        case None:
-            return message
-        case "weights":
-            raise WeightSyncError(f"{name}: {message['message']}")
-        case _:
-            raise RolloutError(f"{name}: {message['message']}", hint="The engine's own log has its traceback.")

@@ -17,9 +17,19 @@ from ppo_core.models.policy import PolicyModel
 from ppo_core.rollout.weights import PROBE_LENGTHS
 from ppo_core.spec.groups import RolloutConfig
 
-# Ways on which vLLM takes weights in: one of ours, and its own for a GPU that trainer and engine share.
+# Ways on which vLLM takes weights in: one of ours, its own for a GPU that trainer and engine share, and for others.
 SHARED_MEMORY = "ppo_shared_memory"
 CUDA_IPC = "ipc"
+NCCL = "nccl"
+# What a server's model must have in common with the policy, by the names of its `config.json`.
+SHAPE_FIELDS = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+)
 # Of the key-value cache, tokens; the smallest that vLLM's attention on a processor takes.
 BLOCK_TOKENS = 32
 # Long enough that its first block is cached: what is read from there must be of the weights that are held.
@@ -98,7 +108,16 @@ def settings_of(
             **memory,
         },
         "canary": (canary % num_tokens).tolist(),
+        # A model that was made and never saved does not name its class.
+        "shape": shape_of(policy.model.config, [type(policy.model).__name__]),
     }
+
+
+def shape_of(config: Any, architectures: list[str] | None = None) -> dict[str, Any]:
+    """Of a model's configuration, what tells whether two of them can have the same weights."""
+    text = config.get_text_config()
+    sizes = {name: getattr(text, name, None) for name in SHAPE_FIELDS}
+    return {"architectures": config.architectures or architectures, **sizes}
 
 
 def environment_of(device: torch.device, num_replicas: int, folder: Path) -> dict[str, str]:

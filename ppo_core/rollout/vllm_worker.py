@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 import ppo_core.rollout.vllm_shared_memory  # noqa: F401  (vLLM finds that way by its name)
+from ppo_core.rollout.vllm_settings import shape_of
 from ppo_core.rollout.weights import digest_of, line_of
 
 # Inputs whose images under a repacked map stand for it in a fingerprint.
@@ -26,6 +28,28 @@ class WeightReceiver:
 
     get_model: Callable[[], Any]  # the worker's own
     compute_weight_checksums: Callable[[], dict[str, str]]  # the worker's own
+    vllm_config: Any  # the worker's own
+
+    def describe(self) -> dict[str, Any]:
+        """What a trainer that did not start this engine has to know of it."""
+        config = self.vllm_config
+        transfer = config.weight_transfer_config
+        return {
+            "shape": shape_of(config.model_config.hf_config),
+            "dtype": str(config.model_config.dtype).removeprefix("torch."),
+            "max_model_len": config.model_config.max_model_len,
+            "logprobs_mode": config.model_config.logprobs_mode,
+            "prefix_caching": bool(config.cache_config.enable_prefix_caching),
+            "transfer": None if transfer is None else transfer.backend,
+            "world_size": config.parallel_config.world_size,
+        }
+
+    def read_back(self, path: str) -> dict[str, str | None]:
+        """What stands in a file: a trainer that reads its own token here shares this machine's memory."""
+        try:
+            return {"text": Path(path).read_text(encoding="ascii")}
+        except (OSError, UnicodeDecodeError):
+            return {"text": None}
 
     def begin_receiving(self) -> None:
         """From here on the model holds nothing, and whatever it is given to load is noted down first."""

@@ -25,7 +25,7 @@ import httpx
 
 from ppo_core.errors import DataError
 from ppo_core.scoring.source import Reason, Unusable
-from ppo_core.spec.hosts import VARIABLE, Endpoint, RewardHosts, parse_endpoint
+from ppo_core.spec.hosts import Endpoint, RewardHosts, parse_endpoint
 
 # Requests under way at the same time.
 MAX_AT_ONCE = 4
@@ -70,7 +70,7 @@ class HttpService:
         self._endpoint, self._hosts = endpoint, hosts
         self._batch_size, self._retries, self._timeout_s = batch_size, retries, timeout_s
         self._headers = {
-            "Host": _authority(endpoint),
+            "Host": endpoint.authority,
             "Content-Type": "application/json",
             "Accept": "application/json",
             # A few bytes unpacked can be gigabytes.
@@ -97,16 +97,13 @@ class HttpService:
             raise DataError(f"{url!r} cannot be asked: {error}") from error
         problem = hosts.problem(endpoint)
         if problem is not None:
-            raise DataError(f"{url!r} cannot be asked: {problem}", hint=f"Look at {VARIABLE} of the worker.")
-        entry = hosts.entry_of(endpoint)
-        variable = entry.token_variable if entry is not None else None
-        token = environment.get(variable, "") if variable is not None else None
-        if token is not None and not re.fullmatch(r"[!-~]+", token):
-            # The token itself is never told.
-            raise DataError(
-                f"the environment variable {variable} holds no token for {endpoint.host!r}",
-                hint=f"Set {variable} in the worker's environment to the token, in plain letters without spaces.",
-            )
+            hint = f"Look at {RewardHosts.variable} of the worker."
+            raise DataError(f"{url!r} cannot be asked: {problem}", hint=hint)
+        try:
+            token = hosts.token(endpoint, environment)
+        except ValueError as error:
+            hint = "Set it in the worker's environment to the token, in plain letters without spaces."
+            raise DataError(str(error), hint=hint) from error
         return cls(endpoint, hosts, token, batch_size, retries, timeout_s)
 
     def score(self, prompts: Sequence[str], responses: Sequence[str]) -> list[object]:
@@ -166,7 +163,7 @@ class HttpService:
         addresses = [ipaddress.ip_address(where[4][0]) for where in found]
         for address in addresses:
             if not self._hosts.allows_address(address, endpoint.port):
-                detail = f"{endpoint.host!r} stands for {address}, which {VARIABLE} does not allow"
+                detail = f"{endpoint.host!r} stands for {address}, which {RewardHosts.variable} does not allow"
                 return Failure("forbidden_address", detail, None)
         failure = Failure("unreachable", f"{endpoint.host!r} has no address", next_wait_s)
         for address in addresses:
@@ -242,9 +239,3 @@ def scores_of(body: bytes, num_rows: int) -> list[object] | Failure:
     if len(scores) != num_rows:
         return Failure("wrong_count", f"{len(scores)} scores for {num_rows} responses", None)
     return scores
-
-
-def _authority(endpoint: Endpoint) -> str:
-    host = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
-    usual = {"http": 80, "https": 443}[endpoint.scheme]
-    return host if endpoint.port == usual else f"{host}:{endpoint.port}"

@@ -3,7 +3,7 @@
 from ppo_core.errors import SpecError
 from ppo_core.spec.changes import Difference, apply_settings, changeable, differences, pointer_of, refusals, repeats
 from ppo_core.spec.files import check_files
-from ppo_core.spec.hosts import RewardHosts
+from ppo_core.spec.hosts import EngineHosts, RewardHosts
 from ppo_core.spec.loading import (
     Fault,
     SpecFaults,
@@ -19,6 +19,7 @@ from ppo_core.spec.run_spec import RunSpec
 
 __all__ = [
     "Difference",
+    "EngineHosts",
     "Fault",
     "RewardHosts",
     "RunSpec",

@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
-from ppo_core.spec.setting import Group, setting
+from typing import Annotated, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from ppo_core.spec.hosts import parse_endpoint
+from ppo_core.spec.setting import Group, Misfits, setting
 
 # vLLM raises what is lower to this without an error, and refuses what is higher.
 VLLM_TEMPERATURES = (0.01, 2.0)
 
+# What somebody else decides where the engines are servers.
+OF_OWN_PROCESSES = ("replicas", "tensor_parallel", "gpu_memory_utilization", "kv_cache_gib")
+
 
 class VLLMConfig(Group):
-    """Processes that run vLLM beside the trainer, or beside each of its ranks."""
+    """Processes that run vLLM beside the trainer, or beside each of its ranks; or servers that others started."""
 
+    servers: list[Annotated[str, Field(min_length=1, max_length=1024)]] = setting(
+        [],
+        "rollback",
+        "Addresses of vLLM servers that generate in place of own processes, http or https, of hosts in "
+        "PPO_ENGINE_HOSTS; rows are dealt out among them. See docs/engines.md.",
+        max_length=64,
+    )
     replicas: int = setting(
         1, "rollback", "Engines among which rows are dealt out; each is a process with weights of its own.", ge=1, le=64
     )
@@ -39,3 +54,19 @@ class VLLMConfig(Group):
         ge=1,
         le=86400,
     )
+
+    @field_validator("servers")
+    @classmethod
+    def _servers_are_plain_and_differ(cls, urls: list[str]) -> list[str]:
+        places = [parse_endpoint(url) for url in urls]
+        if len(set(places)) < len(places):
+            raise ValueError("a server stands here twice; its rows would be asked for twice at once")
+        return urls
+
+    @model_validator(mode="after")
+    def _servers_have_their_own_settings(self) -> Self:
+        given = [name for name in OF_OWN_PROCESSES if getattr(self, name) != type(self).model_fields[name].default]
+        if self.servers and given:
+            message = "is for processes that the run starts itself, and `servers` is given; leave it out"
+            raise Misfits((f"/{name}", f"`{name}` {message}") for name in given)
+        return self

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ppo_core.errors import DataError
-from ppo_core.spec.hosts import RewardHosts, parse_endpoint
+from ppo_core.spec.hosts import AllowedHosts, EngineHosts, RewardHosts, parse_endpoint
 from ppo_core.spec.hub import hub_dataset, is_hub
 from ppo_core.spec.loading import Fault, spec_paths
 from ppo_core.spec.prompt_files import Unfit, read_rows
@@ -22,13 +22,19 @@ REWARD_FUNCTIONS = "ppo_core.rewards"
 JUDGE_FUNCTIONS = "ppo_core.judges"
 
 
-def check_files(spec: RunSpec, roots: Sequence[Path] | None = None, hosts: RewardHosts | None = None) -> list[Fault]:
+def check_files(
+    spec: RunSpec,
+    roots: Sequence[Path] | None = None,
+    hosts: RewardHosts | None = None,
+    engine_hosts: EngineHosts | None = None,
+) -> list[Fault]:
     """Every fault of the files and hosts that a spec names; empty when all is well.
 
     Args:
         spec: a checked spec, with absolute paths.
         roots: folders that files must lie under, links resolved; None allows any.
         hosts: what scorers may be asked of over HTTP; None: the hosts of this process's environment.
+        engine_hosts: the same of servers that generate.
     """
     faults: list[Fault] = []
     for pointer, text in spec_paths(spec):
@@ -44,7 +50,10 @@ def check_files(spec: RunSpec, roots: Sequence[Path] | None = None, hosts: Rewar
         else:
             faults.extend(_model_folder(pointer, Path(text)))
     faults.extend(_functions(spec))
-    faults.extend(_hosts(spec, hosts))
+    faults.extend(_hosts([(f"{pointer}/url", scorer.url) for pointer, scorer in _scorers(spec)], hosts, RewardHosts))
+    servers = spec.rollout.vllm.servers
+    places = [(f"/rollout/vllm/servers/{index}", url) for index, url in enumerate(servers)]
+    faults.extend(_hosts(places, engine_hosts, EngineHosts))
     faults.extend(_chat_templates(spec, faults))
     for pointer, model in (("/policy/model", spec.policy.model), ("/policy/critic_model", spec.policy.critic_model)):
         if model is not None and not any(fault.pointer == pointer for fault in faults):
@@ -187,18 +196,20 @@ def _scorers(spec: RunSpec) -> Iterator[tuple[str, Scorer]]:
         yield "/gate/judge", spec.gate.judge
 
 
-def _hosts(spec: RunSpec, hosts: RewardHosts | None) -> Iterator[Fault]:
+def _hosts(
+    places: Sequence[tuple[str, str | None]], hosts: AllowedHosts | None, listed: type[AllowedHosts]
+) -> Iterator[Fault]:
     """Names are not looked up here: what they stand for is checked at each connection, and may change until then."""
-    for pointer, scorer in _scorers(spec):
-        if scorer.url is None:
+    for pointer, url in places:
+        if url is None:
             continue
         try:
-            allowed = hosts if hosts is not None else RewardHosts.of_environment(os.environ)
-            problem = allowed.problem(parse_endpoint(scorer.url))
+            allowed = hosts if hosts is not None else listed.of_environment(os.environ)
+            problem = allowed.problem(parse_endpoint(url))
         except ValueError as error:
             problem = f"no host can be allowed: {error}"
         if problem is not None:
-            yield Fault(f"{pointer}/url", problem)
+            yield Fault(pointer, problem)
 
 
 def _chat_templates(spec: RunSpec, faults: Sequence[Fault]) -> Iterator[Fault]:

@@ -102,8 +102,8 @@ class RolloutConfig(Group):
     engine: Literal["transformers", "vllm"] = setting(
         "transformers",
         "rollback",
-        "What generates the responses: the trainer itself (`transformers`), or vLLM in processes of its own (`vllm`), "
-        "which has to be installed.",
+        "What generates the responses: the trainer itself (`transformers`), or vLLM (`vllm`): in processes of its own, "
+        "for which it has to be installed, or in servers.",
     )
     vllm: VLLMConfig = setting(VLLMConfig(), "rollback", "The vLLM engine; not looked at with `transformers`.")
     batch_size: int = setting(64, "fork", "Prompts, and so responses, an iteration.", ge=1, le=65536)
@@ -145,6 +145,11 @@ class RolloutConfig(Group):
     stop_strings: list[Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[^\x00]+$")]] = setting(
         [], "rollback", "Texts that end a response once they appear in it.", max_length=16
     )
+
+    @property
+    def starts_vllm(self) -> bool:
+        """Whether the run has vLLM processes of its own."""
+        return self.engine == "vllm" and not self.vllm.servers
 
     @property
     def limits_sampling(self) -> bool:

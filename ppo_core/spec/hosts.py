@@ -1,4 +1,6 @@
-"""Which hosts a reward may be asked of over HTTP, from the environment of whoever checks or asks. Opens no connection.
+"""Which hosts a run may speak to over HTTP, from the environment of whoever checks or asks. Opens no connection.
+
+Scorers have the list `PPO_REWARD_HOSTS`, servers that generate the list `PPO_ENGINE_HOSTS`:
 
     PPO_REWARD_HOSTS=rewards.example,scorer:9000,10.1.0.0/16,127.0.0.1:9000,[::1],judge.example=JUDGE_TOKEN
 
@@ -15,8 +17,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
+from typing import ClassVar, Self
 
-VARIABLE = "PPO_REWARD_HOSTS"
 # One plain form, so that no two readers of an address can take it for two different hosts.
 _URL = re.compile(
     r"(?P<scheme>https?)://(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?P<port>:[0-9]{1,5})?"
@@ -49,6 +51,13 @@ class Endpoint:
         except ValueError:
             return None
 
+    @property
+    def authority(self) -> str:
+        """Host and port as a request's Host header names them."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        usual = {"http": 80, "https": 443}[self.scheme]
+        return host if self.port == usual else f"{host}:{self.port}"
+
 
 @dataclass(frozen=True)
 class HostEntry:
@@ -61,28 +70,30 @@ class HostEntry:
 
 
 @dataclass(frozen=True)
-class RewardHosts:
+class AllowedHosts:
     """The hosts of one configuration; empty allows none."""
+
+    variable: ClassVar[str]  #: of the environment, that holds the list
 
     entries: tuple[HostEntry, ...] = ()
 
     @classmethod
-    def parse(cls, text: str) -> RewardHosts:
+    def parse(cls, text: str) -> Self:
         """Read a list as it stands in the environment.
 
         Raises:
             ValueError: an entry is malformed.
         """
-        return cls(tuple(_entry(part.strip()) for part in text.split(",") if part.strip()))
+        return cls(tuple(_entry(part.strip(), cls.variable) for part in text.split(",") if part.strip()))
 
     @classmethod
-    def of_environment(cls, environment: Mapping[str, str]) -> RewardHosts:
+    def of_environment(cls, environment: Mapping[str, str]) -> Self:
         """The list of a process; without the variable no host is allowed.
 
         Raises:
             ValueError: an entry is malformed.
         """
-        return cls.parse(environment.get(VARIABLE, ""))
+        return cls.parse(environment.get(cls.variable, ""))
 
     def entry_of(self, endpoint: Endpoint) -> HostEntry | None:
         """The entry that allows this host and port; None: not allowed."""
@@ -98,17 +109,43 @@ class RewardHosts:
         plain = _plain(address)
         return _is_public(plain) or any(_holds(entry, plain) and entry.port in (None, port) for entry in self.entries)
 
+    def token(self, endpoint: Endpoint, environment: Mapping[str, str]) -> str | None:
+        """The bearer token of a listed host; None where it has none.
+
+        Raises:
+            ValueError: the variable that should hold it does not. The token itself is never told.
+        """
+        entry = self.entry_of(endpoint)
+        if entry is None or entry.token_variable is None:
+            return None
+        token = environment.get(entry.token_variable, "")
+        if not re.fullmatch(r"[!-~]+", token):
+            raise ValueError(f"the environment variable {entry.token_variable} holds no token for {endpoint.host!r}")
+        return token
+
     def problem(self, endpoint: Endpoint) -> str | None:
         """Why a spec may not name this host, and what to do; None when it may. Names are not looked up."""
         entry = self.entry_of(endpoint)
         if entry is None:
             return (
                 f"the host {endpoint.host!r}, port {endpoint.port}, is not allowed here; "
-                f"ask whoever runs this service to add it to {VARIABLE}"
+                f"ask whoever runs this service to add it to {self.variable}"
             )
         if entry.token_variable is not None and endpoint.scheme == "http" and not _is_here(endpoint):
             return f"the host {endpoint.host!r} is given a token, which must not travel in the open; use https"
         return None
+
+
+class RewardHosts(AllowedHosts):
+    """Where scorers may be."""
+
+    variable = "PPO_REWARD_HOSTS"
+
+
+class EngineHosts(AllowedHosts):
+    """Where servers that generate may be."""
+
+    variable = "PPO_ENGINE_HOSTS"
 
 
 def parse_endpoint(url: str) -> Endpoint:
@@ -118,7 +155,10 @@ def parse_endpoint(url: str) -> Endpoint:
         ValueError: another scheme, a user name or password, a query, a fragment, or a port that is none.
     """
     if "@" in url:
-        raise ValueError(f"an address with a user name or password puts it into every copy of the spec; use {VARIABLE}")
+        raise ValueError(
+            "an address with a user name or password puts it into every copy of the spec; "
+            "name a variable that holds its token in the list of allowed hosts"
+        )
     if "?" in url or "#" in url:
         raise ValueError("give the address without a query or fragment; what is secret in it would be in the spec")
     found = _URL.fullmatch(url)
@@ -136,11 +176,11 @@ def parse_endpoint(url: str) -> Endpoint:
     return Endpoint(found["scheme"], host, port, found["path"] or "/")
 
 
-def _entry(text: str) -> HostEntry:
+def _entry(text: str, variable: str) -> HostEntry:
     found = _ENTRY.fullmatch(text)
     port = int(found["port"]) if found is not None and found["port"] else None
     if found is None or (port is not None and not 1 <= port <= 65535):
-        raise ValueError(f"{VARIABLE}: {text!r} is no entry; write host, host:port or network, then =VARIABLE if any")
+        raise ValueError(f"{variable}: {text!r} is no entry; write host, host:port or network, then =VARIABLE if any")
     place = found["place"].strip("[]").lower()
     is_number = "/" in place or found["place"].startswith("[") or re.fullmatch(r"[0-9.]+", place)
     if not is_number:
@@ -148,7 +188,7 @@ def _entry(text: str) -> HostEntry:
     try:
         return HostEntry(None, ipaddress.ip_network(place), port, found["token"])
     except ValueError as error:
-        raise ValueError(f"{VARIABLE}: {text!r} is no address or network: {error}") from error
+        raise ValueError(f"{variable}: {text!r} is no address or network: {error}") from error
 
 
 def _plain(address: Address) -> Address:

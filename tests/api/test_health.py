@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session, sessionmaker
 from starlette.testclient import TestClient
 
 from api.settings import ApiSettings
-from ppo_core.spec import RewardHosts
+from ppo_core.spec import EngineHosts, RewardHosts
 from tests.api.live_server import in_thread
 
 
@@ -74,10 +74,12 @@ def test_the_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("PPO_ROOTS", "/a:/b")
     monkeypatch.setenv("PPO_ALLOWED_HOSTS", "ppo.example, 127.0.0.1")
     monkeypatch.setenv("PPO_REWARD_HOSTS", "rewards.example,10.0.0.0/8")
+    monkeypatch.setenv("PPO_ENGINE_HOSTS", "vllm-0:8000")
     settings = ApiSettings()
     assert [str(root) for root in settings.roots] == ["/a", "/b"]
     assert settings.allowed_hosts == ("ppo.example", "127.0.0.1")
     assert settings.reward_hosts == RewardHosts.parse("rewards.example,10.0.0.0/8")
+    assert settings.engine_hosts == EngineHosts.parse("vllm-0:8000")
     monkeypatch.setenv("PPO_REWARD_HOSTS", "http://rewards.example")
     with pytest.raises(ValueError, match="is no entry"):
         ApiSettings()

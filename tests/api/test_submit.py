@@ -94,6 +94,7 @@ FAULTS = [
         "/reward/sources/0/url",
         "add it to PPO_REWARD_HOSTS",
     ),
+    ("rollout.vllm.servers", ["http://127.0.0.1:5432"], "/rollout/vllm/servers/0", "add it to PPO_ENGINE_HOSTS"),
     ("reward.sources", [{"kind": "http", "url": "http://127.0.0.1:5432/"}], "/reward/sources/0/url", "not allowed"),
     ("reward.sources", [{"kind": "http", "url": "https://a:b@rewards.example/"}], "/reward/sources/0/url", "password"),
     ("name", "nul\x00", "/name", "NUL"),

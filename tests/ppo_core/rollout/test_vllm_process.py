@@ -41,7 +41,7 @@ def alone(engine: VLLMEngine, place: int) -> VLLMEngine:
     """The same engine with one of its processes."""
     one = object.__new__(VLLMEngine)
     one.__dict__ |= engine.__dict__
-    one._processes = [engine._processes[place]]
+    one._replicas = [engine._replicas[place]]
     return one
 
 

@@ -150,6 +150,7 @@ SHOWN_BY = {
     "rollout.engine": (
         "tests/ppo_core/rollout/test_vllm_run.py::test_twenty_iterations_with_weights_that_move_and_logprobs_that_agree"
     ),
+    "rollout.vllm.servers": "tests/ppo_core/rollout/test_vllm_service.py::test_a_whole_run_with_a_server",
     "rollout.vllm.replicas": (
         "tests/ppo_core/rollout/test_vllm_process.py::test_seeds_decide_whatever_the_number_of_replicas"
     ),

@@ -33,6 +33,27 @@ def test_temperatures_that_vllm_would_change_are_refused(temperature: float) -> 
     assert f"temperature is {temperature:g} but vLLM samples at 0.01 to 2" in fault.message
 
 
+@pytest.mark.parametrize(
+    ("servers", "pointer", "message"),
+    [
+        (["http://vllm:8000", "http://VLLM:8000/"], "/rollout/vllm/servers", "stands here twice"),
+        (["vllm:8000"], "/rollout/vllm/servers", "expected an address such as"),
+        (["http://me:secret@vllm:8000"], "/rollout/vllm/servers", "user name or password"),
+        ([""], "/rollout/vllm/servers/0", "at least 1 character"),
+    ],
+)
+def test_servers_are_plain_addresses_each_given_once(servers: list[str], pointer: str, message: str) -> None:
+    (fault,) = faults(vllm={"servers": servers})
+    assert fault.pointer == pointer
+    assert message in fault.message
+
+
+def test_what_a_servers_operator_decides_is_not_for_the_spec() -> None:
+    found = faults(vllm={"servers": ["http://vllm:8000"], "replicas": 2, "kv_cache_gib": 2.0})
+    assert {fault.pointer for fault in found} == {"/rollout/vllm/replicas", "/rollout/vllm/kv_cache_gib"}
+    assert "is for processes that the run starts itself" in found[0].message
+
+
 def test_a_model_over_several_gpus_needs_them() -> None:
     (fault,) = faults(vllm={"tensor_parallel": 2})
     assert fault.pointer == "/rollout/vllm/tensor_parallel"

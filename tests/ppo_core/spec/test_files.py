@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ppo_core.spec import RewardHosts, check_files, parse_spec
+from ppo_core.spec import EngineHosts, RewardHosts, check_files, parse_spec
 from ppo_core.spec.files import MAX_FAULTS_A_FILE, context_length
 from ppo_core.spec.prompt_files import read_json_row
 from ppo_core.spec.prompt_rows import MAX_PROMPT_CHARACTERS
@@ -344,6 +344,16 @@ def test_a_host_that_is_not_allowed_is_refused_for_rewards_and_judges(
     assert "'rewards.example', port 443, is not allowed here" in found["/reward/sources/0/url"]
     assert "add it to PPO_REWARD_HOSTS" in found["/gate/judge/url"]
     assert check_files(spec, hosts=RewardHosts.parse("rewards.example,127.0.0.1")) == []
+
+
+def test_a_host_that_is_not_allowed_is_refused_for_servers_that_generate(place: Place) -> None:
+    servers = ["http://vllm-0:8000", "https://rewards.example"]
+    spec = place.spec(rollout={"engine": "vllm", "vllm": {"servers": servers}})
+    both = RewardHosts.parse("vllm-0,rewards.example")  # of scorers, which is another list
+    found = check_files(spec, hosts=both, engine_hosts=EngineHosts.parse("vllm-0:8000"))
+    assert [fault.pointer for fault in found] == ["/rollout/vllm/servers/1"]
+    assert "add it to PPO_ENGINE_HOSTS" in found[0].message
+    assert check_files(spec, engine_hosts=EngineHosts.parse("vllm-0:8000,rewards.example:443")) == []
 
 
 def test_hosts_are_those_of_the_environment_when_none_are_given(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,167 @@
+"""The connection to a vLLM server: every call has a deadline, and what fails says who, where and what to do.
+
+The address is looked up and checked once, when the connection is opened; later calls go to the very number that was
+checked. Redirects are not followed, and no proxy is used. It knows no tokens and no weights.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import json
+import socket
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any
+
+import httpx
+
+from ppo_core.errors import DataError, EngineLostError, EngineTimeoutError
+from ppo_core.spec.hosts import Endpoint, EngineHosts, parse_endpoint
+
+# Of an error's body that is told.
+SAID_CHARACTERS = 1500
+
+
+class ServerFault(Exception):
+    """The server answered with another status than 200."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(f"status {status}: {message}")
+        self.status = status
+
+
+class ServerConnection:
+    """To one server; `open` first. All of it runs in one event loop.
+
+    Args:
+        name: what errors call the server.
+        url: of the server, as the spec has it.
+        environment: holds the list of allowed hosts, and tokens.
+        timeout_s: longest wait for one answer.
+
+    Raises:
+        DataError: the host is not allowed, or its token is missing.
+    """
+
+    def __init__(self, name: str, url: str, environment: Mapping[str, str], timeout_s: float) -> None:
+        self.name = name
+        self._timeout_s = timeout_s
+        self._endpoint, self._hosts, token = _allowed(url, environment)
+        self._headers = {"Host": self._endpoint.authority, "Accept-Encoding": "identity"}
+        if token is not None:
+            self._headers["Authorization"] = f"Bearer {token}"
+        self._client: httpx.AsyncClient | None = None
+
+    async def open(self) -> None:
+        """Look the host up and get ready to speak to it; another time is harmless.
+
+        Raises:
+            DataError: the host stands for an address that is not allowed, or for none.
+        """
+        if self._client is not None:
+            return
+        endpoint = self._endpoint
+        try:
+            found = await asyncio.get_running_loop().getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError) as error:
+            raise EngineLostError(f"{self.name}: {endpoint.host!r} cannot be looked up: {error}") from error
+        addresses = [ipaddress.ip_address(where[4][0]) for where in found]
+        for address in addresses:
+            if not self._hosts.allows_address(address, endpoint.port):
+                raise DataError(
+                    f"{self.name}: {endpoint.host!r} stands for {address}, which {self._hosts.variable} does not allow",
+                    hint=f"Add the address or its network to {self._hosts.variable}, if it is the one that is meant.",
+                )
+        place = f"[{addresses[0]}]" if addresses[0].version == 6 else str(addresses[0])
+        self._client = httpx.AsyncClient(
+            base_url=f"{endpoint.scheme}://{place}:{endpoint.port}{endpoint.path.rstrip('/')}",
+            headers=self._headers,
+            verify=httpx.create_ssl_context() if endpoint.scheme == "https" else False,
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
+            timeout=None,  # Each call has its deadline.
+            trust_env=False,
+            follow_redirects=False,
+        )
+
+    async def close(self) -> None:
+        if self._client is not None:
+            await self._client.aclose()
+
+    async def get(self, path: str) -> Any:
+        return await self._within(path, self._call("GET", path, None))
+
+    async def post(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        """The answer's JSON; None where it has none.
+
+        Raises:
+            ServerFault: another status than 200.
+            EngineLostError: the server is gone.
+            EngineTimeoutError: there was no answer in time.
+        """
+        return await self._within(path, self._call("POST", path, body))
+
+    async def post_patiently(self, path: str, body: Mapping[str, Any]) -> Any:
+        """The same without a deadline: whoever calls it looks meanwhile whether the server lives."""
+        return await self._call("POST", path, body)
+
+    async def events(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[Any, None]:
+        """The JSON of each event of a stream, without a deadline. Closing it early ends the request."""
+        assert self._client is not None
+        try:
+            async with self._client.stream("POST", path, json=body, extensions=self._extensions) as answer:
+                if answer.status_code != 200:
+                    await answer.aread()
+                    raise ServerFault(answer.status_code, answer.text[:SAID_CHARACTERS])
+                async for line in answer.aiter_lines():
+                    if line.startswith("data: ") and line != "data: [DONE]":
+                        event = json.loads(line.removeprefix("data: "))
+                        if "error" in event:
+                            raise ServerFault(500, str(event["error"])[:SAID_CHARACTERS])
+                        yield event
+        except httpx.TransportError as error:
+            raise self._lost(error) from error
+
+    @property
+    def _extensions(self) -> dict[str, Any]:
+        # The certificate has to be the name's, not the address's.
+        return {"sni_hostname": self._endpoint.host}
+
+    async def _call(self, method: str, path: str, body: Mapping[str, Any] | None) -> Any:
+        assert self._client is not None
+        try:
+            answer = await self._client.request(method, path, json=body, extensions=self._extensions)
+        except httpx.TransportError as error:
+            raise self._lost(error) from error
+        if answer.status_code != 200:
+            raise ServerFault(answer.status_code, answer.text[:SAID_CHARACTERS])
+        return answer.json() if answer.content else None
+
+    async def _within(self, path: str, call: Any) -> Any:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await call
+        except TimeoutError:
+            raise EngineTimeoutError(
+                f"{self.name} did not answer {path} within {self._timeout_s:g} s",
+                hint="Look at the server's own log; rollout.vllm.timeout_s is how long it may be silent.",
+            ) from None
+
+    def _lost(self, error: httpx.TransportError) -> EngineLostError:
+        said = str(error) or type(error).__name__
+        return EngineLostError(
+            f"{self.name} is gone, or was never there: {said}",
+            hint="Look at the server's own log and start it again (docs/engines.md), then resume the run.",
+        )
+
+
+def _allowed(url: str, environment: Mapping[str, str]) -> tuple[Endpoint, EngineHosts, str | None]:
+    try:
+        endpoint, hosts = parse_endpoint(url), EngineHosts.of_environment(environment)
+        problem = hosts.problem(endpoint)
+        if problem is not None:
+            raise ValueError(problem)
+        return endpoint, hosts, hosts.token(endpoint, environment)
+    except ValueError as error:
+        raise DataError(
+            f"the vLLM server {url!r} cannot be used: {error}", hint=f"Look at {EngineHosts.variable} of the worker."
+        ) from error
