@@ -8,6 +8,8 @@ from ppo_core.rundir import ExitCode
 
 # Reasons of a stopped or paused run that mean: something that watches tripped.
 TRIPPED = frozenset({"gate", "guard"})
+# Reasons of a paused run that mean: it goes on when somebody has seen to the machine and resumes it.
+HELD_UP = frozenset({"disk_full"})
 
 
 class Exit(enum.IntEnum):
@@ -40,13 +42,13 @@ def of_run(state: str, reason_code: str | None) -> Exit | None:
         return Exit.FAILED
     if state in ("stopped", "paused") and reason_code in TRIPPED:
         return Exit.TRIPPED
-    if state in ("stopped", "cancelled"):
+    if state in ("stopped", "cancelled") or (state == "paused" and reason_code in HELD_UP):
         return Exit.STOPPED
     return None
 
 
 def is_over(state: str, reason_code: str | None) -> bool:
-    """Whether a run has come to an end, or was paused by what watches it: it will not go on by itself."""
+    """Whether a run has come to an end, or was paused by what watches it or held up: it will not go on by itself."""
     return of_run(state, reason_code) is not None
 
 

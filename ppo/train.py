@@ -220,7 +220,8 @@ def _outcome(attempt: Attempt, end: Event | None, exits: list[RankExit], console
     code = int(end.payload["code"])
     error = end.payload.get("error")
     if error:
-        _say_failed(console, as_json, error["code"], error["message"], error.get("hint"), attempt.log)
+        became = "paused" if code == ExitCode.PAUSED else "failed"
+        _say_failed(console, as_json, error["code"], error["message"], error.get("hint"), attempt.log, became)
     elif code == ExitCode.DONE:
         _say(console, as_json, f"succeeded: {end.iteration} iterations; checkpoints in {attempt.segment.checkpoints}")
     else:
@@ -240,8 +241,10 @@ def _say(console: Console, as_json: bool, text: str) -> None:
         console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-def _say_failed(console: Console, as_json: bool, code: str, message: str, hint: str | None, log: Path) -> None:
-    _say(console, as_json, f"failed: {code}: {message}")
+def _say_failed(
+    console: Console, as_json: bool, code: str, message: str, hint: str | None, log: Path, became: str = "failed"
+) -> None:
+    _say(console, as_json, f"{became}: {code}: {message}")
     if hint:
         _say(console, as_json, f"  {hint}")
     _say(console, as_json, f"  log: {log}")

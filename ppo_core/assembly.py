@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers.utils import logging as transformers_logging
 
-from ppo_core.checkpoints import TrainerState, load_checkpoint, spec_of
+from ppo_core.checkpoints import TrainerState, load_checkpoint
 from ppo_core.control import Control
 from ppo_core.data.prompts import PromptSource
 from ppo_core.diagnostics.limit_meter import LimitMeter
@@ -61,7 +61,8 @@ def assemble_trainer(
     trainer = _train_engine(spec, device, ranks)
     state = TrainerState(kl_coef=spec.kl.coef)
     if checkpoint is not None:
-        state = _under(spec, load_checkpoint(checkpoint, trainer, ranks), spec_of(checkpoint), journal)
+        kept, kept_spec = load_checkpoint(checkpoint, trainer, spec, ranks)
+        state = _under(spec, kept, kept_spec, journal)
     prompts = PromptSource(
         spec.data.prompts,
         tokenizer,

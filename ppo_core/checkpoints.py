@@ -3,7 +3,7 @@
     policy/            a Hugging Face folder that `from_pretrained` and vLLM load as it is
     state/             float32 weights and moments by parameter name, value head included, in safetensors slices
     state/index.json   which slices of which tensor lie in which file
-    state.json         counters, cursor, controllers, seeds, spec, versions
+    state.json         counters, cursor, controllers, what stands for random states, spec, versions
     manifest.json      size and SHA-256 of every file; its presence makes the checkpoint whole
 
 Each rank writes the slices that it holds, one file a rank. A slice is a run of a tensor's elements in row-major order,
@@ -13,10 +13,10 @@ so a checkpoint of any engine and any number of ranks can be read by any other.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import math
 import platform
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
@@ -28,16 +28,26 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ppo_core.errors import CheckpointError
+from ppo_core.errors import CheckpointError, DiskFullError
 from ppo_core.ranks import ALONE, Ranks
 from ppo_core.rollout.weights import save_policy
-from ppo_core.rundir import MANIFEST, new_checkpoint, verify_checkpoint, write_atomically
+from ppo_core.rundir import (
+    journalled_digest,
+    manifest_digest,
+    new_checkpoint,
+    no_space_left,
+    verify_checkpoint,
+    write_atomically,
+)
+from ppo_core.spec import RunSpec, misfits_with_checkpoint
 from ppo_core.training.engine import StateSlice, TrainEngine
 
 T = TypeVar("T")
 
-FORMAT = 2
-READABLE = (1, 2)  # In format 1 every tensor was one slice, whole.
+FORMAT = 3
+READABLE = (1, 2, 3)  # In format 1 every tensor was one slice, whole; up to 2 `random` was not written.
+# No state of a generator is kept, since none is carried from one draw to the next (`ppo_core.seeds`).
+RANDOM_SCHEME = "streams"
 
 
 @dataclass(frozen=True)
@@ -71,13 +81,14 @@ def write_checkpoint(
     trainer: TrainEngine,
     tokenizer: Any,
     state: TrainerState,
-    spec: dict[str, Any],
+    spec: RunSpec,
     ranks: Ranks = ALONE,
 ) -> str:
     """Write a whole checkpoint to `target` and return the SHA-256 of its manifest. All ranks call it together.
 
     Raises:
-        CheckpointError: no space, or anything else that kept it from being written; nothing half-done stays.
+        DiskFullError: there was no space left for it; nothing half-done stays.
+        CheckpointError: anything else that kept it from being written; nothing half-done stays.
     """
     slices = trainer.export_state()
     bad = ranks.gather(next((key for key, part in slices.items() if not bool(part.values.isfinite().all())), None))
@@ -91,16 +102,19 @@ def write_checkpoint(
         ranks.first(lambda: _write(target, lambda: save_policy(trainer.policy, weights, folder / "policy", tokenizer)))
         ranks.first(lambda: _write(target, lambda: _write_rest(folder, state, spec, parts)))
         ranks.first(lambda: _write(target, stack.close))
-        return ranks.first(lambda: hashlib.sha256((target / MANIFEST).read_bytes()).hexdigest())
+        return ranks.first(lambda: manifest_digest(target))
 
 
 def _write(target: Path, work: Callable[[], T]) -> T:
     try:
         return work()
     except (OSError, SafetensorError) as error:  # Of a full disk, what writes tensors says so by its own error.
+        if no_space_left(error):
+            free = shutil.disk_usage(target.parent).free / 2**20
+            raise DiskFullError(f"no space left to write {target}, {free:.0f} MiB are free: {error}") from error
         raise CheckpointError(
             f"{target} could not be written: {error}",
-            hint="Free space on this disk, or lower checkpoints.keep_last; the last good checkpoint is untouched.",
+            hint="See to the disk that it lies on; the last good checkpoint is untouched.",
         ) from error
 
 
@@ -117,7 +131,7 @@ def _write_slices(folder: Path, rank: int, slices: dict[str, StateSlice]) -> dic
     }
 
 
-def _write_rest(folder: Path, state: TrainerState, spec: dict[str, Any], parts: list[dict[str, Any]]) -> None:
+def _write_rest(folder: Path, state: TrainerState, spec: RunSpec, parts: list[dict[str, Any]]) -> None:
     """The index of all ranks' slices, and the counters."""
     index: dict[str, Any] = {}
     for part in parts:
@@ -125,18 +139,34 @@ def _write_rest(folder: Path, state: TrainerState, spec: dict[str, Any], parts: 
             whole = index.setdefault(key, {"shape": entry["shape"], "slices": []})
             whole["slices"] = sorted([*whole["slices"], *entry["slices"]], key=lambda one: one["start"])
     _write_json(folder / "state" / "index.json", {"format": FORMAT, "tensors": index})
-    _write_json(
-        folder / "state.json", {"format": FORMAT, "trainer": asdict(state), "spec": spec, "versions": versions()}
-    )
+    document = {
+        "format": FORMAT,
+        "trainer": asdict(state),
+        "random": {
+            "scheme": RANDOM_SCHEME,
+            "seed": spec.seed,
+            "data_seed": spec.data_seed,
+            "next_iteration": state.iteration + 1,
+        },
+        "spec": spec.model_dump(mode="json"),
+        "versions": versions(),
+    }
+    _write_json(folder / "state.json", document)
 
 
-def load_checkpoint(folder: Path, trainer: TrainEngine, ranks: Ranks = ALONE) -> TrainerState:
-    """Verify a checkpoint's hashes, then take over its weights, moments and counters. All ranks call it together.
+def load_checkpoint(
+    folder: Path, trainer: TrainEngine, spec: RunSpec, ranks: Ranks = ALONE
+) -> tuple[TrainerState, dict[str, Any]]:
+    """Verify a checkpoint's hashes, then take over its weights and moments. All ranks call it together.
+
+    Returns:
+        The counters that go on, and the spec, as plain data, under which the checkpoint was written.
 
     Raises:
-        CheckpointError: damaged, of another model, or of a format this version does not know.
+        CheckpointError: damaged, of another model or other trained parameters than `spec` has, or of a format this
+            version does not know.
     """
-    ranks.first(lambda: verify_checkpoint(folder))
+    ranks.first(lambda: verify_checkpoint(folder, journalled_digest(folder)))
     try:
         document = json.loads((folder / "state.json").read_text(encoding="utf-8"))
         index = json.loads((folder / "state" / "index.json").read_text(encoding="utf-8"))
@@ -147,16 +177,36 @@ def load_checkpoint(folder: Path, trainer: TrainEngine, ranks: Ranks = ALONE) ->
             raise CheckpointError(f"{folder / name} has format {found}, this version reads formats up to {FORMAT}")
     try:
         state = TrainerState(**document["trainer"])
+        kept_spec: dict[str, Any] = document["spec"]
+        if document["format"] > 2:
+            _check_random(folder, document["random"], state, kept_spec)
     except (KeyError, TypeError) as error:
         raise CheckpointError(f"{folder / 'state.json'} has other fields than this version reads: {error}") from error
+    misfits = misfits_with_checkpoint(spec, kept_spec)
+    if misfits:
+        raise CheckpointError(
+            f"{folder} holds other parameters than the spec trains: " + "; ".join(misfits.values()),
+            hint="Give the fields named the checkpoint's values, or start a new run.",
+        )
     trainer.load_state(SavedTensors(folder / "state", index["tensors"]), state.optimizer_steps)
-    return state
+    return state, kept_spec
 
 
-def spec_of(folder: Path) -> dict[str, Any]:
-    """The spec, as plain data, under which a checkpoint that `load_checkpoint` has read was written."""
-    spec: dict[str, Any] = json.loads((folder / "state.json").read_text(encoding="utf-8"))["spec"]
-    return spec
+def _check_random(folder: Path, random: dict[str, Any], state: TrainerState, spec: dict[str, Any]) -> None:
+    """Whether what is drawn after this checkpoint is what would have been drawn if the run had gone straight on."""
+    own = spec["data"]["seed"]
+    expected = {
+        "scheme": RANDOM_SCHEME,
+        "seed": spec["seed"],
+        "data_seed": spec["seed"] if own is None else own,
+        "next_iteration": state.iteration + 1,
+    }
+    for name, value in expected.items():
+        if random[name] != value:
+            raise CheckpointError(
+                f"{folder / 'state.json'}: random.{name} is {random[name]!r}, {value!r} belongs to the rest of it",
+                hint="Take another checkpoint; this one was changed, or written by another version.",
+            )
 
 
 def versions() -> dict[str, str]:

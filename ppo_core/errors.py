@@ -12,6 +12,7 @@ class PPOCoreError(Exception):
 
     code = "core_error"
     exit_code = 70
+    end_reason = "error"
     hint = "Look at the end of the trainer's log."
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
@@ -119,6 +120,18 @@ class CheckpointError(PPOCoreError):
 
     code = "checkpoint"
     hint = "Verify the checkpoints of this run and take the newest good one."
+
+
+class DiskFullError(CheckpointError):
+    """There was no space left for a file of the run. The run pauses on its last good checkpoint; nothing half stays."""
+
+    code = "disk_full"
+    exit_code = 10
+    end_reason = "disk_full"
+    hint = (
+        "Free space on this disk, or lower checkpoints.keep_last, then resume the run: it goes on from its last good "
+        "checkpoint."
+    )
 
 
 class RunDirectoryError(PPOCoreError):

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ppo_core.errors import PPOCoreError, RankLostError, RunDirectoryError
+from ppo_core.errors import DiskFullError, PPOCoreError, RankLostError, RunDirectoryError
 from ppo_core.rundir import (
     ExitCode,
     Journal,
@@ -29,6 +29,7 @@ from ppo_core.rundir import (
     checkpoint_iteration,
     checkpoints,
     last_iteration,
+    no_space_left,
     remove_leftovers,
     write_atomically,
 )
@@ -61,7 +62,7 @@ def run_segment(segment: SegmentDir, token: int, attempt: int, change: Callable[
         except RankLostError:
             raise
         except PPOCoreError as fault:
-            code, reason = ExitCode(fault.exit_code), "error"
+            code, reason = ExitCode(fault.exit_code), fault.end_reason
             error = _described(fault, fault.code, fault.hint)
         except MemoryError as fault:
             code, reason = ExitCode.FAULT, "error"
@@ -69,9 +70,13 @@ def run_segment(segment: SegmentDir, token: int, attempt: int, change: Callable[
         except Exception as fault:
             if peers_are_gone(fault):
                 raise RankLostError(f"rank {rank} lost the other ranks: {fault}") from fault
-            code, reason = ExitCode.FAULT, "error"
-            hint = "This is a fault of the trainer; its traceback is kept with the run."
-            error = _described(fault, "unexpected", hint)
+            if isinstance(fault, OSError) and no_space_left(fault):  # samples, batches kept, the journal itself
+                code, reason = ExitCode(DiskFullError.exit_code), DiskFullError.end_reason
+                error = _described(fault, DiskFullError.code, DiskFullError.hint)
+            else:
+                code, reason = ExitCode.FAULT, "error"
+                hint = "This is a fault of the trainer; its traceback is kept with the run."
+                error = _described(fault, "unexpected", hint)
         if error is not None:
             print(error["traceback"], file=sys.stderr, flush=True)
             if rank:

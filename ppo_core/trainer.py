@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from ppo_core.rundir import (
     SegmentDir,
     all_events,
     checkpoint_bytes,
+    checkpoints,
     write_atomically,
 )
 from ppo_core.samples import held_out_records, rollout_records
@@ -310,11 +312,11 @@ class Trainer:
         if self.ranks.first(target.exists):
             return
         self._announce("saving", iteration)
+        if self.ranks.is_first:
+            self._tell_little_space(iteration)
         self.state = self.state.after(hours=self.ranks.first(self._hours))
         self.began = time.monotonic()
-        digest = write_checkpoint(
-            target, self.models.trainer, self.tokenizer, self.state, self.spec.model_dump(mode="json"), self.ranks
-        )
+        digest = write_checkpoint(target, self.models.trainer, self.tokenizer, self.state, self.spec, self.ranks)
         self.journal.append(
             "checkpoint",
             iteration,
@@ -326,6 +328,18 @@ class Trainer:
                 "judge_score": self.judge_score,
             },
         )
+
+    def _tell_little_space(self, iteration: int) -> None:
+        """A note where the disk has less room than the last checkpoint took: the save is tried all the same."""
+        earlier = checkpoints(self.segment)
+        needed = checkpoint_bytes(earlier[-1]) if earlier else 0
+        free = shutil.disk_usage(self.segment.checkpoints).free
+        if free < needed:
+            message = (
+                f"{free / 2**20:.0f} MiB are free in {self.segment.checkpoints}, and the last checkpoint took "
+                f"{needed / 2**20:.0f} MiB: free space, or this one may not be written and the run pauses"
+            )
+            self.journal.append("note", iteration, {"level": "warning", "message": message})
 
     def _hours(self) -> float:
         return self.state.hours + (time.monotonic() - self.began) / 3600

@@ -45,6 +45,8 @@ def from_end(end: dict[str, Any], saved_iteration: int | None, draining: bool) -
     match end.get("code"):
         case ExitCode.DONE:
             return Outcome("succeeded", "goal")
+        case ExitCode.PAUSED if error:  # It cannot go on as things are, and loses no more than since its checkpoint.
+            return Outcome("paused", reason, str(error.get("message") or ""), error.get("hint"))
         case ExitCode.PAUSED:
             return Outcome("paused", reason or "paused", saved)
         case ExitCode.STOPPED:

@@ -16,15 +16,18 @@ from ppo_core.rundir.checkpoint_files import (
     checkpoint_bytes,
     checkpoint_iteration,
     checkpoints,
+    journalled_digest,
+    manifest_digest,
     new_checkpoint,
     read_manifest,
     remove_checkpoint,
     remove_leftovers,
+    stored_manifest,
     verify_checkpoint,
     write_manifest,
 )
 from ppo_core.rundir.control import SEVERITY, CommandKind, ControlCommand, read_commands, send_command
-from ppo_core.rundir.files import fsync_folder, write_atomically
+from ppo_core.rundir.files import fsync_folder, no_space_left, write_atomically
 from ppo_core.rundir.journal import (
     Event,
     EventType,
@@ -51,7 +54,7 @@ from ppo_core.rundir.rank_group import LEAVING_GRACE_S, LOST_GRACE_S, RankGroup
 from ppo_core.rundir.ranks import device_names, free_port, num_ranks, rank_environment
 from ppo_core.rundir.restart import last_iteration, next_start, start_iteration
 from ppo_core.rundir.segments import SegmentDir, SegmentStart, create_segment, is_unused, segment_dir, segments
-from ppo_core.rundir.stored_checkpoint import check_stored, stored_checkpoint, stored_manifest
+from ppo_core.rundir.stored_checkpoint import check_stored, stored_checkpoint
 
 __all__ = [
     "LEAVING_GRACE_S",
@@ -88,10 +91,13 @@ __all__ = [
     "free_port",
     "fsync_folder",
     "is_unused",
+    "journalled_digest",
     "last_iteration",
     "look_at_checkpoint",
+    "manifest_digest",
     "new_checkpoint",
     "next_start",
+    "no_space_left",
     "num_ranks",
     "rank_environment",
     "read_commands",

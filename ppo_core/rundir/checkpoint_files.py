@@ -14,6 +14,7 @@ from typing import Any
 
 from ppo_core.errors import CheckpointError
 from ppo_core.rundir.files import fsync_folder, write_atomically
+from ppo_core.rundir.journal import all_events
 from ppo_core.rundir.segments import SegmentDir
 
 MANIFEST = "manifest.json"
@@ -38,7 +39,12 @@ def checkpoints(segment: SegmentDir) -> list[Path]:
 
 @contextlib.contextmanager
 def new_checkpoint(target: Path) -> Iterator[Path]:
-    """A folder to fill; on leaving it is hashed, fsynced and renamed to `target`, or removed if anything failed."""
+    """A folder to fill; on leaving it is hashed, fsynced and renamed to `target`, or removed if anything failed.
+
+    Raises:
+        CheckpointError: there is a checkpoint of this name.
+        OSError: writing, fsync or rename failed; nothing of it stays.
+    """
     aside = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
@@ -48,7 +54,11 @@ def new_checkpoint(target: Path) -> Iterator[Path]:
         if target.exists():
             raise CheckpointError(f"{target} exists already; a checkpoint is never overwritten")
         aside.rename(target)
-        fsync_folder(target.parent)
+        try:
+            fsync_folder(target.parent)
+        except OSError:  # Whether its name would survive a power cut is not known, so nobody shall build on it.
+            target.rename(aside)
+            raise
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
@@ -58,7 +68,7 @@ def write_manifest(folder: Path) -> None:
     """Fsync every file of `folder` and write its size and SHA-256 to `manifest.json`."""
     files = {}
     for path in sorted(folder.rglob("*")):
-        if path.is_file() and path.name != MANIFEST:
+        if path.is_file() and path != folder / MANIFEST:
             with path.open("rb") as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
                 os.fsync(file.fileno())
@@ -89,13 +99,35 @@ def read_manifest(folder: Path) -> dict[str, dict[str, Any]]:
     return files
 
 
-def verify_checkpoint(folder: Path) -> None:
-    """Compare every file of a checkpoint with its manifest.
+def stored_manifest(folder: Path, manifest_sha256: str) -> dict[str, dict[str, Any]]:
+    """The manifest's files, once the manifest itself is the one that was recorded.
+
+    Raises:
+        CheckpointError: it is missing, another one, or cannot be read.
+    """
+    path = folder / MANIFEST
+    try:
+        digest = manifest_digest(folder)
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path} is missing") from error
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    if digest != manifest_sha256:
+        raise CheckpointError(f"{path} has SHA-256 {digest}, when it was written it was {manifest_sha256}")
+    return read_manifest(folder)
+
+
+def verify_checkpoint(folder: Path, manifest_sha256: str | None = None) -> None:
+    """Compare every file of a checkpoint with its manifest, and the manifest itself with `manifest_sha256` if given.
+
+    The manifest's digest stands in the journal and in the database; without it, a change of the manifest that leaves
+    its list of files as it was is not seen.
 
     Raises:
         CheckpointError: names the first file that is missing, of another size, or of other content.
     """
-    for name, entry in read_manifest(folder).items():
+    files = read_manifest(folder) if manifest_sha256 is None else stored_manifest(folder, manifest_sha256)
+    for name, entry in files.items():
         path = folder / name
         if not path.is_file():
             raise CheckpointError(f"{path} is missing")
@@ -106,6 +138,25 @@ def verify_checkpoint(folder: Path) -> None:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         if digest != entry["sha256"]:
             raise CheckpointError(f"{path} has SHA-256 {digest}, its manifest says {entry['sha256']}")
+
+
+def manifest_digest(folder: Path) -> str:
+    """SHA-256 of a checkpoint's manifest: one number for the content of all its files."""
+    return hashlib.sha256((folder / MANIFEST).read_bytes()).hexdigest()
+
+
+def journalled_digest(folder: Path) -> str | None:
+    """What the journal of its segment says of a checkpoint's manifest; None where the checkpoint was never told of.
+
+    So it is for one whose writer was killed between rename and journal, and for one outside a run directory.
+
+    Raises:
+        RunDirectoryError: the journal cannot be read.
+    """
+    segment = SegmentDir(folder.parent.parent)
+    told = (event.payload for event in all_events(segment.journal) if event.type == "checkpoint")
+    path = f"{folder.parent.name}/{folder.name}"
+    return next((str(each["manifest_sha256"]) for each in told if each.get("path") == path), None)
 
 
 def checkpoint_bytes(folder: Path) -> int:
@@ -123,6 +174,8 @@ def remove_checkpoint(folder: Path) -> None:
 
 
 def remove_leftovers(segment: SegmentDir) -> None:
-    """Remove what a killed writer left half-done among the checkpoints. Only the owner of the segment may call it."""
+    """Remove what a killed writer left half-done of checkpoints and samples. Only the segment's owner may call it."""
     for child in segment.checkpoints.glob(".iter-*"):
         shutil.rmtree(child, ignore_errors=True)
+    for child in segment.samples.glob(".*.tmp"):
+        child.unlink(missing_ok=True)

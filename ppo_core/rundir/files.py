@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
+
+# A disk and a user's share of one, as the system says it and as the writer of tensors repeats it.
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+_NO_SPACE_WORDS = tuple(f"os error {number}" for number in _NO_SPACE)
+
+
+def no_space_left(error: BaseException) -> bool:
+    """Whether a write failed since the disk, or what this user may have of it, is full."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno in _NO_SPACE
+    return any(words in str(error) for words in _NO_SPACE_WORDS)
 
 
 def write_atomically(path: Path, text: str) -> None:

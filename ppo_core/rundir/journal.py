@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from ppo_core.errors import RunDirectoryError
+from ppo_core.rundir.files import fsync_folder
 
 EventType = Literal["started", "phase", "metrics", "samples", "checkpoint", "alert", "ack", "note", "shares", "end"]
 
@@ -154,6 +155,7 @@ class JournalWriter:
         self._file: FileIO = path.open("a+b", buffering=0)
         try:
             self.last = _lock_and_mend(self._file, path)
+            fsync_folder(path.parent)  # What is in a file survives a power cut only if its name does.
         except BaseException:
             self._file.close()
             raise

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from ppo_core.errors import CheckpointError
-from ppo_core.rundir.stored_checkpoint import stored_checkpoint, stored_manifest
+from ppo_core.rundir.checkpoint_files import stored_manifest
+from ppo_core.rundir.stored_checkpoint import stored_checkpoint
 
 
 def look_at_checkpoint(run_dir: Path, path: str, manifest_sha256: str) -> None:

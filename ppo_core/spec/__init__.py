@@ -2,6 +2,7 @@
 
 from ppo_core.errors import SpecError
 from ppo_core.spec.changes import Difference, apply_settings, changeable, differences, pointer_of, refusals, repeats
+from ppo_core.spec.continuing import misfits_with_checkpoint
 from ppo_core.spec.files import check_files
 from ppo_core.spec.hosts import EngineHosts, RewardHosts
 from ppo_core.spec.loading import (
@@ -31,6 +32,7 @@ __all__ = [
     "check_files",
     "differences",
     "map_paths",
+    "misfits_with_checkpoint",
     "parse_spec",
     "pointer_of",
     "read_mapping",

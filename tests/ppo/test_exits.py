@@ -26,3 +26,9 @@ def test_the_trainers_codes_and_what_becomes_of_them_are_told() -> None:
         for code in codes.split(",")
     }
     assert told == {int(code): int(exits.of_trainer(code)) for code in ExitCode}
+
+
+def test_a_run_held_up_by_a_full_disk_is_over_for_whoever_waits() -> None:
+    assert exits.is_over("paused", "disk_full")
+    assert exits.of_ended("paused", "disk_full") == exits.of_trainer(ExitCode.PAUSED) == Exit.STOPPED
+    assert not exits.is_over("paused", "paused")

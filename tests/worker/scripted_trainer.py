@@ -7,6 +7,7 @@ written as JSON in the environment variable PPO_SCRIPTED, and under `scripted` i
     checkpoint_every 5      checkpoint_bytes 100     metrics 5 a line     samples 2 a line
     nan_at, die_at, hang_at: iterations; `attempts` (a number, default 1) says in how many attempts the last two count
     end_at [iteration, code]                         fail_loading code    torn_at: dies in the middle of a line
+    disk_full_at: iteration from which on no checkpoint can be written, in the first `attempts` attempts
     ignore_stop true: neither commands nor SIGTERM   children 3: one in a session of its own, one deaf to SIGTERM
 
 Of several ranks (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT) the first alone looks at commands and writes. All meet in
@@ -50,6 +51,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 from scripted_ranks import RANK, SIZE, Meeting, follow, misbehave
 
 SLEEPER = "import signal, sys, time; sys.argv[1:] and signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+
+
+DISK_FULL = {"code": "disk_full", "message": "no space left to write it", "hint": "free space", "traceback": ""}
+
+
+class NoSpace(Exception):
+    """What a trainer meets whose disk is full."""
 
 
 class ScriptedTrainer:
@@ -99,7 +107,10 @@ class ScriptedTrainer:
         self.witness(0, "start")
         self.journal = JournalWriter(self.segment.journal)
         self.meeting = Meeting(self.knobs["meeting_s"]) if SIZE > 1 else None
-        code = self.train()
+        try:
+            code = self.train()
+        except NoSpace:
+            code = self.end(10, "disk_full", self.journal.last.iteration if self.journal.last else 0, DISK_FULL)
         self.tell(f"leave {code}")
         return code
 
@@ -225,6 +236,8 @@ class ScriptedTrainer:
         target = self.segment.checkpoint(iteration)
         if target.exists():
             return
+        if iteration >= (self.knob("disk_full_at") or iteration + 1) and self.attempt <= self.knobs["attempts"]:
+            raise NoSpace
         with new_checkpoint(target) as folder:
             (folder / "state.json").write_text(json.dumps({"iteration": iteration}))
             (folder / "weights").write_bytes(b"w" * (self.knob("checkpoint_bytes") or 100))

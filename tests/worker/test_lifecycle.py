@@ -12,6 +12,7 @@ import pytest
 from sqlalchemy import select, update
 
 from store.models import Checkpoint, Run, Segment
+from store.runs import transition
 from store.states import TERMINAL
 from tests.worker.platform import LEASE_S, Platform, alive, wait_until
 from worker.processes import marked_processes
@@ -108,6 +109,34 @@ def test_last_word_decides(worker: Platform, code: int, state: str, reason: str)
     assert (run.state, run.reason_code, run.attempt) == (state, reason, 1)
     if code == 70:
         assert (run.reason_detail, run.hint) == ("ratio is 1.034", "compare")
+
+
+def test_a_full_disk_pauses_the_run_and_resumed_it_goes_on_from_its_last_good_checkpoint(worker: Platform) -> None:
+    """T29 and P18: iterations after the checkpoint are done again, in a segment of their own."""
+    run_id = worker.submit(15, disk_full_at=10)
+    run = worker.wait_state(run_id, "paused", *TERMINAL)
+    assert (run.state, run.reason_code, run.reason_detail) == ("paused", "disk_full", "no space left to write it")
+    assert (run.hint, run.infrastructure_failures, run.iteration) == ("free space", 0, 10)
+    assert worker.states(run_id) == ["queued", "starting", "running", "paused"]
+    _at_rest(worker, run_id)
+    with worker.sessions.begin() as session:
+        transition(session, run_id, "queued")
+    run = worker.wait_state(run_id, *TERMINAL)
+    assert (run.state, run.active_segment, run.iteration) == ("succeeded", 2, 15)
+    iterations = {(segment, iteration) for segment, iteration, _ in worker.stored_metrics(run_id)}
+    assert iterations == {(1, number) for number in range(1, 11)} | {(2, number) for number in range(6, 16)}
+    with worker.sessions() as session:
+        saved = session.execute(select(Checkpoint.segment, Checkpoint.iteration).where(Checkpoint.run_id == run_id))
+        assert sorted(map(tuple, saved)) == [(1, 5), (2, 10), (2, 15)]
+
+
+def test_a_stop_that_finds_no_space_stops_and_says_what_it_could_not_save(worker: Platform) -> None:
+    run_id = worker.submit(10_000, disk_full_at=2, checkpoint_every=10_000, iteration_s=0.2)
+    worker.wait(run_id, lambda run: run.iteration >= 2)
+    command = worker.stop(run_id)
+    run = worker.wait_state(run_id, "paused", *TERMINAL)
+    assert (run.state, run.reason_code, run.hint) == ("stopped", "disk_full", "free space")
+    assert (worker.command(command).status, worker.command(command).detail) == ("done", "no space left to write it")
 
 
 def test_bad_spec_fails_from_loading(worker: Platform) -> None:

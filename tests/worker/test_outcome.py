@@ -37,6 +37,11 @@ def test_code_of_the_last_word_decides(code: int, reason: str, kind: str, reason
     assert (outcome.kind, outcome.code) == (kind, reason_code)
 
 
+def test_a_pause_with_an_error_says_what_holds_it_up() -> None:
+    outcome = from_end({"code": 10, "reason": "disk_full", "error": {**ERROR, "code": "disk_full"}}, 20, False)
+    assert outcome == Outcome("paused", "disk_full", "too few scores", "run it by hand")
+
+
 def test_stop_of_a_draining_worker_requeues() -> None:
     assert from_end({"code": 11, "reason": "stopped", "error": None}, 20, draining=True).kind == "requeued"
 
