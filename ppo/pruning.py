@@ -5,11 +5,12 @@ Under the platform nobody here deletes anything, since only the database knows w
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from ppo_core.errors import CheckpointError
-from ppo_core.retention import Kept, RetentionRules, removable
+from ppo_core.retention import History, Kept, RetentionRules, Stretch, removable
 from ppo_core.rundir import (
     SegmentDir,
     all_events,
@@ -19,6 +20,9 @@ from ppo_core.rundir import (
     segments,
     verify_checkpoint,
 )
+
+GATE_METRIC = "judge/win_rate"  # told where a gate was held
+NO_END = 10**9
 
 
 class Pruner:
@@ -64,9 +68,34 @@ class Pruner:
                 kept[place] = replace(known, verified=self._verified[known.id])
             if kept[place].verified:
                 break
-        for removal in removable(kept, self._rules):
+        for removal in removable(kept, self._rules, _history(every)):
             remove_checkpoint(folders[removal.id])
         return damaged
+
+
+def _history(every: Sequence[SegmentDir]) -> History:
+    """The line that survived, from its newest segment back, and the gates held on it."""
+    line: list[Stretch] = []
+    gates: list[int] = []
+    number, last = len(every), NO_END
+    while number:
+        segment = every[number - 1]
+        checkpoint = segment.read_start().checkpoint
+        first = checkpoint_iteration(Path(checkpoint)) or 0 if checkpoint else 0
+        line.append(Stretch(number, first, last))
+        gates += [
+            event.iteration
+            for event in all_events(segment.journal)
+            if event.type == "metrics" and GATE_METRIC in event.payload and first <= event.iteration <= last
+        ]
+        last = first
+        parent = [n for n, other in enumerate(every, start=1) if checkpoint and _lies_in(other, checkpoint)]
+        number = parent[0] if parent and parent[0] < number else 0
+    return History(tuple(line), tuple(gates))
+
+
+def _lies_in(segment: SegmentDir, checkpoint: str) -> bool:
+    return Path(checkpoint).parent == segment.checkpoints
 
 
 def _judge_scores(segment: SegmentDir) -> dict[int, float | None]:

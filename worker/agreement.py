@@ -28,27 +28,28 @@ from store.checkpoints import (
 )
 from store.events import append_event
 from store.models import Checkpoint, Segment
+from store.runs import locked_run
+from store.states import LIVE
 
 log = logging.getLogger(__name__)
 
 MISSING = "its files are gone, and it was not PPO Control that removed them"
 
 
-def agree(sessions: sessionmaker[Session], run_id: str, run_dir: Path, token: int) -> None:
-    """Make rows and files of a run agree. No trainer of the run may be alive: what one had begun is cleared away.
-
-    Raises:
-        LeaseLost: the run was claimed meanwhile; whoever claimed it does the same.
-    """
+def agree(sessions: sessionmaker[Session], run_id: str, run_dir: Path) -> None:
+    """Make rows and files of a run at rest agree; a run that is not at rest has others who do it."""
     finish_removals(sessions, run_id, run_dir)
     note_missing(sessions, run_id, run_dir)
-    with sessions() as session:
-        numbers = session.scalars(select(Segment.number).where(Segment.run_id == run_id).order_by(Segment.number)).all()
-    for number in numbers:
-        segment = rundir.segment_dir(run_dir, number)
-        with sessions.begin() as session:
-            adopt_checkpoints(session, run_id, number, segment, token)
-        rundir.remove_leftovers(segment)
+    with sessions.begin() as session:
+        # Nobody can claim the run while its row is locked, so what a trainer left half-written is nobody's.
+        run = locked_run(session, run_id)
+        if run.state in LIVE or run.state == "recovering":
+            return
+        numbers = select(Segment.number).where(Segment.run_id == run_id).order_by(Segment.number)
+        for number in session.scalars(numbers).all():
+            segment = rundir.segment_dir(run_dir, number)
+            adopt_checkpoints(session, run_id, number, segment, run.lease_token)
+            rundir.remove_leftovers(segment)
 
 
 def adopt_checkpoints(session: Session, run_id: str, number: int, folder: SegmentDir, token: int) -> None:

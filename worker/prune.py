@@ -13,7 +13,7 @@ from pathlib import Path
 from sqlalchemy.orm import Session, sessionmaker
 
 from ppo_core.errors import CheckpointError
-from ppo_core.rundir import check_stored
+from ppo_core.rundir import check_stored, remove_leftovers, segments
 from ppo_core.spec.groups import CheckpointsConfig
 from store import retention
 from store.checkpoints import present_checkpoints, record_verification
@@ -39,6 +39,7 @@ class Pruner:
         self._wanted = threading.Event()
         self._thread = threading.Thread(target=self._work, name="prune", daemon=True)
         self._started = False
+        self._cleared = False
 
     def look(self) -> None:
         """There is a new checkpoint, or a new attempt."""
@@ -58,6 +59,10 @@ class Pruner:
 
     def prune(self) -> list[str]:
         """Verify the newest checkpoint and remove what may go; returns the removed ids."""
+        if not self._cleared:
+            for segment in segments(self._run_dir)[:-1]:  # only in the newest does a trainer write
+                remove_leftovers(segment)
+            self._cleared = True
         finish_removals(self._sessions, self._run_id, self._run_dir)  # a crash may have come between row and files
         note_missing(self._sessions, self._run_id, self._run_dir)
         with self._sessions() as session:

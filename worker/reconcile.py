@@ -2,7 +2,7 @@
 
 Every few seconds: leases that ran out make their runs `recovering`, and once the processes of the lost attempt are
 proved gone the run is queued again, or failed. Silent workers are gone, stray slots are freed, commands that nobody
-takes up time out. Any number may run; an advisory lock lets one of them work.
+takes up time out, and the files of deleted checkpoints go. Any number may run; an advisory lock lets one of them work.
 """
 
 from __future__ import annotations
@@ -23,10 +23,12 @@ from ppo_core.rundir import ExitCode, segment_dir
 from store import leases, recovery, workers
 from store.commands import time_out_unattended
 from store.models import Run, Worker
-from store.runs import IllegalMove, LeaseLost, transition
+from store.runs import IllegalMove, LeaseLost, locked_run, transition
 from store.session import AWAY, make_engine, session_factory
+from worker.agreement import adopt_checkpoints
 from worker.attempt_view import last_word
 from worker.delivery import Delivery
+from worker.housekeeping import Housekeeping
 from worker.outcome import from_end, write_outcome
 from worker.processes import kill_marked
 from worker.settings import WorkerSettings, read_settings
@@ -45,6 +47,7 @@ class Reconciler:
         self.settings = settings
         self.engine = make_engine(settings.database_url, pool_size=2)
         self.sessions: sessionmaker[Session] = session_factory(self.engine)
+        self.housekeeping = Housekeeping(self.sessions, settings)
         self.stopping = threading.Event()
         self._holder: Connection | None = None
         self._trust_leases_from = 0.0
@@ -84,6 +87,7 @@ class Reconciler:
             if freed:
                 log.error("freed %d slots that no run held", freed)
             time_out_unattended(session)
+        self.housekeeping.look()
 
     def _for_one(self, run_id: str, work: Callable[[], None]) -> None:
         try:
@@ -124,6 +128,8 @@ class Reconciler:
         except RunDirectoryError as error:
             log.error("run %s: its journal cannot be delivered: %s", run_id, error)
         with self.sessions.begin() as session:
+            locked_run(session, run_id, expect_token=token)
+            adopt_checkpoints(session, run_id, segment, folder, token)
             if end is not None and end.get("code") in FINAL_CODES:
                 # The trainer had said it all; only the supervisor could no longer write it down.
                 write_outcome(session, run_id, token, from_end(end, None, draining=False))

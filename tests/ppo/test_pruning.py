@@ -5,7 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 from ppo.pruning import Pruner
-from ppo_core.rundir import JournalWriter, SegmentStart, checkpoints, create_segment, new_checkpoint
+from ppo_core.rundir import (
+    JournalWriter,
+    SegmentDir,
+    SegmentStart,
+    checkpoints,
+    create_segment,
+    new_checkpoint,
+    segment_dir,
+)
 from ppo_core.spec.groups import CheckpointsConfig
 
 
@@ -37,3 +45,29 @@ def test_a_damaged_newest_one_is_told_and_the_last_good_one_stays(tmp_path: Path
     assert "iter-000030/weights" in told[0]
     assert "iter-000020" in names(tmp_path)
     assert pruner.prune() == []  # told once
+
+
+def test_the_last_two_gates_keep_theirs_across_a_recovery(tmp_path: Path) -> None:
+    """Gates at 15, 25 and 35; the run was lost at 45 and went on from 40 in a segment of its own."""
+    pruner = Pruner(tmp_path, CheckpointsConfig(keep_last=1, keep_best=0))
+
+    def save(segment: SegmentDir, iteration: int, gate: int | None = None) -> None:
+        with new_checkpoint(segment.checkpoint(iteration)) as folder:
+            (folder / "weights").write_bytes(b"w")
+        assert pruner.prune() == []
+        if gate is not None:
+            journal = JournalWriter(segment.journal)
+            journal.append("metrics", gate, {"judge/win_rate": None})
+            journal.close()
+
+    made_run(tmp_path, [])
+    first = segment_dir(tmp_path, 1)
+    for iteration in (10, 20, 30, 40):
+        save(first, iteration, gate=iteration + 5)
+    second = create_segment(tmp_path, SegmentStart("toy", 2, {}, str(first.checkpoint(40))))
+    JournalWriter(second.journal).close()
+    for iteration in (50, 60):
+        save(second, iteration)
+    # 40 is where segment 2 starts; the gate of 45 is of what was left behind.
+    assert names(tmp_path) == ["iter-000020", "iter-000030", "iter-000040"]
+    assert [path.name for path in checkpoints(second)] == ["iter-000060"]

@@ -1,12 +1,21 @@
 """Checkpoints go by the rules, never before a newer one was verified, never when pinned or started from."""
 
+import shutil
 from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
-from sqlalchemy import select, update
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sqlalchemy import delete, func, select, update
 
+from api.routes.checkpoints import preview_gc
+from ppo_core.spec.groups import CheckpointsConfig
+from store import retention
 from store.checkpoints import NewCheckpoint, record_checkpoint
-from store.models import Checkpoint, Segment
+from store.metrics_write import IterationMetrics, write_metrics
+from store.models import Checkpoint, Command, MetricPoint, RunEvent, Segment
 from store.retention import rules_of
 from tests.worker.conftest import Claimed
 from worker.prune import Pruner
@@ -88,6 +97,165 @@ def test_files_left_by_a_crash_after_the_row_go_too(saved: Claimed, prune: Calla
     _change(saved, 5, status="removed")
     assert prune() == [10]
     assert _on_disk(saved) == [15, 20]
+
+
+def test_what_a_rule_removed_is_told_with_the_reason(saved: Claimed, prune: Callable[[], list[int]]) -> None:
+    prune()
+    with saved.sessions() as session:
+        told = session.scalars(select(RunEvent).where(RunEvent.type == "checkpoint").order_by(RunEvent.seq)).all()
+        rows = session.scalars(select(Checkpoint).order_by(Checkpoint.iteration)).all()
+    assert [(event.iteration, event.payload["change"]) for event in told] == [(5, "removed"), (10, "removed")]
+    assert {event.payload["status_detail"] for event in told} == {"no rule keeps it; a newer one is verified"}
+    assert [(row.status, row.files_gone) for row in rows] == [("removed", True)] * 2 + [("good", False)] * 2
+    assert [row.verified_at is not None for row in rows] == [False, False, False, True]
+
+
+def test_what_was_verified_once_is_not_read_again(saved: Claimed, prune: Callable[[], list[int]]) -> None:
+    """Hashing a large one takes minutes: the row remembers it for the next attempt."""
+    _change(saved, 20, verified_at=func.now())
+    (saved.segment().checkpoint(20) / "state.json").write_text("damaged since")
+    assert prune() == [5, 10]
+
+
+def test_another_manifest_than_the_recorded_one_is_damage(saved: Claimed, prune: Callable[[], list[int]]) -> None:
+    _change(saved, 20, manifest_sha256="0" * 64)
+    assert prune() == [5]
+    with saved.sessions() as session:
+        detail = session.scalars(select(Checkpoint.status_detail).where(Checkpoint.iteration == 20)).one()
+    assert "manifest.json has SHA-256" in str(detail)
+
+
+def test_files_that_somebody_took_away_are_recorded_and_do_not_block_the_rest(
+    saved: Claimed, prune: Callable[[], list[int]]
+) -> None:
+    """P17: one checkpoint's files are deleted by hand; the others go by the rules."""
+    shutil.rmtree(saved.segment().checkpoint(15))
+    assert prune() == [5]
+    with saved.sessions() as session:
+        row = session.scalars(select(Checkpoint).where(Checkpoint.iteration == 15)).one()
+    assert (row.status, row.files_gone) == ("removed", True)
+    assert "not PPO Control" in str(row.status_detail)
+
+
+def test_a_disk_that_is_not_there_takes_nothing_away(saved: Claimed, prune: Callable[[], list[int]]) -> None:
+    saved.run_dir.rename(saved.data / "unmounted")
+    assert prune() == []
+    with saved.sessions() as session:
+        statuses = session.scalars(select(Checkpoint.status).order_by(Checkpoint.iteration)).all()
+    assert "removed" not in statuses
+    (saved.data / "unmounted").rename(saved.run_dir)
+    assert _on_disk(saved) == [5, 10, 15, 20]
+
+
+def test_a_row_that_leads_elsewhere_removes_nothing_there(
+    saved: Claimed, prune: Callable[[], list[int]], tmp_path: Path
+) -> None:
+    """P33: neither a path with dots nor a link is followed when files are deleted."""
+    for name in ("dots", "link"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "precious").write_text("x")
+    _change(saved, 5, status="removed", path=f"../../{tmp_path.name}/dots")
+    saved.segment().checkpoint(10).rename(tmp_path / "moved")
+    saved.segment().checkpoint(10).symlink_to(tmp_path / "link")
+    prune()
+    assert [(tmp_path / name / "precious").read_text() for name in ("dots", "link")] == ["x", "x"]
+    assert _on_disk(saved) == [5, 10, 15, 20]
+
+
+def test_half_written_ones_of_abandoned_segments_are_cleared(saved: Claimed, prune: Callable[[], list[int]]) -> None:
+    left = saved.segment().checkpoints / ".iter-000025.77.tmp"
+    left.mkdir()
+    prune()
+    assert left.exists(), "the trainer of the newest segment may be writing it"
+    segment = saved.run_dir / "segment-0002"
+    shutil.copytree(saved.segment().path, segment, ignore=lambda *_: ["checkpoints"])
+    Pruner(saved.sessions, saved.run_id, saved.token, saved.run_dir, rules_of(SPEC)).prune()
+    assert not left.exists()
+
+
+@pytest.mark.parametrize("what", ["pin", "segment", "roll back"])
+def test_what_is_asked_for_between_looking_and_removing_stays(
+    saved: Claimed, monkeypatch: pytest.MonkeyPatch, prune: Callable[[], list[int]], what: str
+) -> None:
+    """P17: the decision is made again under the run's lock; a moment before, somebody needed the checkpoint."""
+    remove = retention.remove
+
+    def asked_first(session: object, run_id: str, checkpoint: str, *rest: object) -> bool:
+        with saved.sessions.begin() as other:
+            ten = other.scalars(select(Checkpoint).where(Checkpoint.iteration == 10)).one()
+            if what == "pin":
+                ten.pinned = True
+            elif what == "segment" and other.get(Segment, (run_id, 2)) is None:
+                other.add(Segment(run_id=run_id, number=2, kind="rollback", spec={}, start_checkpoint=ten.id))
+            elif what == "roll back" and other.get(Command, "c-1") is None:
+                payload = {"checkpoint": ten.id}
+                other.add(Command(id="c-1", run_id=run_id, kind="rollback", payload=payload, deadline_at=func.now()))
+        return remove(session, run_id, checkpoint, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(retention, "remove", asked_first)
+    assert prune() == [5]
+
+
+# What the preview says is what happens.
+
+records = st.fixed_dictionaries(
+    {
+        "segment": st.integers(1, 2),
+        "status": st.sampled_from(["good", "good", "good", "damaged"]),
+        "verified": st.booleans(),
+        "pinned": st.sampled_from([False, False, False, True]),
+        "judge_score": st.none() | st.floats(0, 1),
+    }
+)
+
+
+@given(
+    histories=st.lists(st.tuples(st.integers(1, 60), records), max_size=9, unique_by=lambda pair: pair[0]),
+    rules=st.builds(
+        CheckpointsConfig,
+        keep_last=st.integers(1, 3) | st.just(-1),
+        keep_every=st.none() | st.integers(2, 20),
+        keep_best=st.integers(0, 2),
+    ),
+    gates=st.lists(st.integers(1, 60), max_size=3),
+    start=st.none() | st.integers(0, 8),
+)
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_the_pruner_removes_exactly_what_the_preview_said(
+    claimed: Claimed, histories: list, rules: CheckpointsConfig, gates: list[int], start: int | None
+) -> None:
+    with claimed.sessions.begin() as session:
+        session.execute(delete(Checkpoint))
+        session.execute(delete(MetricPoint))
+        session.execute(delete(Segment).where(Segment.number > 1))
+        session.execute(update(Segment).values(spec={"checkpoints": rules.model_dump()}))
+        shutil.rmtree(claimed.run_dir, ignore_errors=True)
+        session.add(Segment(run_id=claimed.run_id, number=2, kind="recovery", spec={}, start_iteration=30))
+        session.flush()
+        for iteration, record in histories:
+            said = claimed.save(iteration, record["segment"])
+            said["judge_score"] = record["judge_score"]
+            path = f"segment-{record['segment']:04d}/{said.pop('path')}"
+            new = NewCheckpoint(segment=record["segment"], iteration=iteration, path=path, **said)
+            row = record_checkpoint(session, claimed.run_id, new, claimed.token)
+            assert row is not None
+            row.status, row.pinned = record["status"], record["pinned"]
+            row.verified_at = datetime.now(UTC) if record["verified"] and row.status == "good" else None
+            if start is not None and histories.index((iteration, record)) == start:
+                session.get_one(Segment, (claimed.run_id, 2)).start_checkpoint = row.id
+        held = [IterationMetrics(gate, datetime.now(UTC), {"judge/win_rate": 0.5}) for gate in sorted(set(gates))]
+        write_metrics(session, claimed.run_id, 1, held, active=True)
+    with claimed.sessions() as session:
+        preview = preview_gc(claimed.run_id, session)
+    said = {item.checkpoint for item in preview.items if not item.stays}
+    gone = Pruner(claimed.sessions, claimed.run_id, claimed.token, claimed.run_dir, rules).prune()
+    assert set(gone) == said
+    with claimed.sessions() as session:
+        rows = session.scalars(select(Checkpoint)).all()
+        again = preview_gc(claimed.run_id, session)
+    assert {row.id for row in rows if not (claimed.run_dir / row.path).exists()} == said
+    assert preview.freed_bytes == sum(row.bytes for row in rows if row.id in said)
+    assert all(item.stays for item in again.items)
 
 
 def test_unreadable_rules_keep_everything() -> None:

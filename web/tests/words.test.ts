@@ -64,6 +64,8 @@ describe("events in words", () => {
       "running → failed · ratio · 1.034",
     );
     expect(event("checkpoint", { iteration: 20, reason: "stop", bytes: 2048 })).toBe("iteration 20 · stop · 2.0 KiB");
+    const removed = { iteration: 20, reason: "stop", bytes: 2048, change: "removed", status_detail: "deleted by ada" };
+    expect(event("checkpoint", removed)).toBe("iteration 20 · removed · deleted by ada");
     expect(event("metrics", { "reward/score_mean": 0.5, "value/loss": null, nonfinite: { "value/loss": "NaN" } })).toBe(
       "iteration 3 · 2 metrics · score 0.500 · not finite: value/loss",
     );

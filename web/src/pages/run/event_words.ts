@@ -17,6 +17,10 @@ export function eventWords(event: RunEvent): string {
     case "command":
       return [text(payload.kind), text(payload.status), text(payload.detail)].filter(Boolean).join(" · ");
     case "checkpoint": {
+      if (payload.change) {
+        const words = [`iteration ${text(payload.iteration)}`, text(payload.change), text(payload.status_detail)];
+        return words.filter(Boolean).join(" · ");
+      }
       const size = typeof payload.bytes === "number" ? formatBytes(payload.bytes) : "";
       return [`iteration ${text(payload.iteration ?? event.iteration)}`, text(payload.reason), size].filter(Boolean).join(" · ");
     }

@@ -1,0 +1,63 @@
+"""The reconciler's share in checkpoints: runs at rest are looked through once, deleted checkpoints lose their files.
+
+A look takes a second at most, or one removal: leases do not wait for a disk.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Iterator
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session, sessionmaker
+
+from store.models import Checkpoint, Run
+from store.session import AWAY
+from store.states import LIVE
+from worker.agreement import agree, finish_removals
+from worker.settings import WorkerSettings
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 1.0
+
+
+class Housekeeping:
+    """Goes on where the last look ended."""
+
+    def __init__(self, sessions: sessionmaker[Session], settings: WorkerSettings) -> None:
+        self._sessions = sessions
+        self._settings = settings
+        self._unseen: deque[str] | None = None
+
+    def look(self) -> None:
+        """Some of what there is to do. A fault with one run does not keep the others waiting."""
+        until = time.monotonic() + LOOK_S
+        for run_id in self._due():
+            try:
+                agree(self._sessions, run_id, self._settings.run_dir(run_id))
+            except AWAY:
+                self._unseen = deque([run_id, *(self._unseen or ())])
+                raise
+            except Exception:
+                log.exception("checkpoints of run %s", run_id)
+            if time.monotonic() >= until:
+                return
+        with self._sessions() as session:
+            going = select(Checkpoint.run_id).where(Checkpoint.status == "removed", Checkpoint.files_gone.is_(False))
+            deleted = session.scalars(going.distinct()).all()
+        for run_id in deleted:
+            finish_removals(self._sessions, run_id, self._settings.run_dir(run_id))
+            if time.monotonic() >= until:
+                return
+
+    def _due(self) -> Iterator[str]:
+        """The runs at rest that were not looked through since this process started."""
+        if self._unseen is None:
+            with self._sessions() as session:
+                at_rest = Run.state.not_in([*LIVE, "recovering"])
+                self._unseen = deque(session.scalars(select(Run.id).where(Run.attempt > 0, at_rest)))
+        while self._unseen:
+            yield self._unseen.popleft()
