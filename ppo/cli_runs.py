@@ -26,7 +26,8 @@ from ppo_core.spec.advice import warnings_of
 
 
 @contextmanager
-def _platform(json: bool) -> Iterator[tuple[Client, Access]]:
+def platform(json: bool) -> Iterator[tuple[Client, Access]]:
+    """A client of the platform that is found, with errors turned into words and exit codes."""
     with show.errors(json):
         access = find_access()
         with Client(access.url, access.key) as client:
@@ -49,7 +50,7 @@ def submit(
     """Queue a run of SPEC. Relative paths in it count from its own folder."""
     with show.errors(json):
         fields = read_spec_file(spec, set_ or [])  # What is no spec at all is told without a platform.
-    with _platform(json) as (client, access):
+    with platform(json) as (client, access):
         if dry_run:
             answer = client.dry_run(fields)
             if json:
@@ -87,7 +88,7 @@ def ls(
     Into a pipe or file: one run a line, fields between tabs, no heading: id, name, state, reason, health, iteration,
     score, KL, created.
     """
-    with _platform(json) as (client, _):
+    with platform(json) as (client, _):
         runs = list(islice(client.runs(states=state or []), limit))
         if json:
             show.as_json(runs)
@@ -101,7 +102,7 @@ def ls(
 
 def get(run: RunId, json: Json = False) -> None:
     """Show how a run stands."""
-    with _platform(json) as (client, access):
+    with platform(json) as (client, access):
         found = find_run(client, run)
         if json:
             show.as_json(found)
@@ -111,7 +112,7 @@ def get(run: RunId, json: Json = False) -> None:
 
 def watch(run: RunId, json: Json = False) -> None:
     """Show a run live until it ends, and leave with its exit code. With --json: one event a line."""
-    with _platform(json) as (client, access):
+    with platform(json) as (client, access):
         found = find_run(client, run)
         run_id = found["id"]
         if not json:
@@ -133,7 +134,7 @@ def wait(
     json: Json = False,
 ) -> None:
     """Wait until a run has ended, and leave with its exit code (see `ppo --help`)."""
-    with _platform(json) as (client, access):
+    with platform(json) as (client, access):
         run_id = find_run(client, run)["id"]
         _wait(client, run_id, timeout)
         _end(client, run_id, _page(access, run_id), json)
@@ -147,7 +148,7 @@ def stop(
     json: Json = False,
 ) -> None:
     """Ask a run to stop with a checkpoint. One that is over already is no error: exit code 0, and --json gives it."""
-    with _platform(json) as (client, access):
+    with platform(json) as (client, access):
         run_id = find_run(client, run)["id"]
         page = _page(access, run_id)
         try:

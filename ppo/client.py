@@ -11,9 +11,9 @@ carries the service's own words. It knows REST only: no database, no files of a 
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, cast
 from urllib.parse import quote
@@ -22,6 +22,16 @@ from uuid import uuid4
 import httpx
 
 from ppo.access import find_access
+from ppo.client_errors import (
+    AccessError,
+    ClientError,
+    NotFoundError,
+    RefusedError,
+    RequestError,
+    UnreachableError,
+    WaitTimeoutError,
+    refusal_of,
+)
 from ppo.wire import (
     TERMINAL,
     Axis,
@@ -30,7 +40,7 @@ from ppo.wire import (
     DryRun,
     Event,
     EventPage,
-    FaultMessage,
+    GcPreview,
     LatestMetrics,
     LogText,
     Me,
@@ -40,53 +50,30 @@ from ppo.wire import (
     RunDetail,
     Sample,
     SampleTokens,
+    Segment,
+    Verification,
     Worker,
 )
 
+__all__ = [
+    "AccessError",
+    "Client",
+    "ClientError",
+    "NotFoundError",
+    "RefusedError",
+    "RequestError",
+    "UnreachableError",
+    "WaitTimeoutError",
+    "has_ended",
+]
+
 TIMEOUT_S = 30.0
+VERIFY_TIMEOUT_S = 3600.0  # A large checkpoint is read whole.
 LONGEST_POLL_S = 25.0
 PAGE = 200
 RETRY_WAITS_S = (0.2, 0.8)
 PATIENCE_S = 120.0  # How long `follow` and `wait` sit out a service that cannot be reached.
 _COMES_AND_GOES = frozenset({502, 503, 504})
-
-
-class ClientError(Exception):
-    """Base of what a `Client` raises."""
-
-
-class UnreachableError(ClientError):
-    """No answer from the platform: it is not running, or not at this address."""
-
-
-class RequestError(ClientError):
-    """The platform refused or failed; the attributes are those of its problem (RFC 9457)."""
-
-    def __init__(self, status: int, problem: Mapping[str, Any]) -> None:
-        self.status = status
-        self.code = str(problem.get("code", f"http_{status}"))
-        self.detail = str(problem.get("detail", f"HTTP status {status}"))
-        self.errors: list[FaultMessage] = list(problem.get("errors", ()))
-        self.allowed: list[str] | None = problem.get("allowed")
-        self.request_id = problem.get("request_id")
-        lines = [self.detail, *(f"{error['pointer'] or '/'}: {error['message']}" for error in self.errors)]
-        super().__init__("\n".join(lines))
-
-
-class AccessError(RequestError):
-    """The key is missing, unknown, expired, or its role is too low."""
-
-
-class NotFoundError(RequestError):
-    """There is no such thing."""
-
-
-class RefusedError(RequestError):
-    """What is asked does not fit how the run stands, which the message says; `allowed` lists states it can go to."""
-
-
-class WaitTimeoutError(ClientError):
-    """The run had not ended in time. It goes on."""
 
 
 def has_ended(run: Run) -> bool:
@@ -194,6 +181,72 @@ class Client:
     def checkpoints(self, run_id: str) -> list[Checkpoint]:
         """All checkpoints of a run, oldest first."""
         return cast(list[Checkpoint], self._get(f"/v1/runs/{_part(run_id)}/checkpoints")["items"])
+
+    def segments(self, run_id: str) -> list[Segment]:
+        """The stretches of a run's history, in the order in which they began."""
+        return cast(list[Segment], self._get(f"/v1/runs/{_part(run_id)}/segments")["items"])
+
+    def gc_preview(
+        self, run_id: str, *, keep_last: int | None = None, keep_every: int | None = None, keep_best: int | None = None
+    ) -> GcPreview:
+        """What pruning would remove, and why the others stay, under the run's rules or others; nothing is done."""
+        rules = {"keep_last": keep_last, "keep_every": keep_every, "keep_best": keep_best}
+        return cast(GcPreview, self._get(f"/v1/runs/{_part(run_id)}/checkpoints:gc-preview", rules))
+
+    def verify(self, run_id: str, checkpoint_id: str) -> Verification:
+        """Compare every file of a checkpoint with its manifest. It may take minutes."""
+        path = f"{_checkpoint(run_id, checkpoint_id)}/verify"
+        return cast(Verification, self._once("POST", path, longest_s=VERIFY_TIMEOUT_S))
+
+    def pin(self, run_id: str, checkpoint_id: str) -> Checkpoint:
+        """Have a checkpoint stay until the pin is taken away."""
+        return self._change(run_id, checkpoint_id, {"pinned": True})
+
+    def unpin(self, run_id: str, checkpoint_id: str) -> Checkpoint:
+        """Leave a checkpoint to the rules again."""
+        return self._change(run_id, checkpoint_id, {"pinned": False})
+
+    def label(self, run_id: str, checkpoint_id: str, text: str | None) -> Checkpoint:
+        """Name a checkpoint, or take its name away."""
+        return self._change(run_id, checkpoint_id, {"label": text})
+
+    def delete(self, run_id: str, checkpoint_id: str) -> None:
+        """Remove a checkpoint.
+
+        Raises:
+            RequestError: 409, something needs it; the message says what.
+        """
+        path = _checkpoint(run_id, checkpoint_id)
+        self._once("DELETE", path, headers={"If-Match": self._get(path)["etag"]})
+
+    def download(self, run_id: str, checkpoint_id: str, target: Path, *, part: Literal["all", "policy"] = "all") -> int:
+        """Write a checkpoint, or its policy alone, to `target` as a tar file; returns its bytes.
+
+        It is written aside and renamed: a transfer that breaks off leaves no file that looks whole.
+
+        Raises:
+            UnreachableError: it broke off; the file was damaged, or the service went away.
+        """
+        aside = target.with_name(f".{target.name}.part")
+        path = f"{_checkpoint(run_id, checkpoint_id)}/download"
+        try:
+            with self._http.stream("GET", path, params={"part": part}) as answer, aside.open("wb") as file:
+                if not answer.is_success:
+                    answer.read()
+                    raise refusal_of(answer)
+                for chunk in answer.iter_bytes():
+                    file.write(chunk)
+            aside.rename(target)
+        except httpx.TransportError as error:
+            raise UnreachableError(f"the download broke off: {error or type(error).__name__}") from error
+        finally:
+            aside.unlink(missing_ok=True)
+        return target.stat().st_size
+
+    def _change(self, run_id: str, checkpoint_id: str, fields: Mapping[str, Any]) -> Checkpoint:
+        path = _checkpoint(run_id, checkpoint_id)
+        seen = {"If-Match": self._get(path)["etag"]}
+        return cast(Checkpoint, self._once("PATCH", path, json=fields, headers=seen))
 
     def logs(
         self, run_id: str, *, attempt: int | None = None, rank: int = 0, offset: int = 0, limit: int = 65536
@@ -317,10 +370,10 @@ class Client:
             time.sleep(wait_s)
         return self._once(method, path, **request)
 
-    def _once(self, method: str, path: str, **request: Any) -> Any:
+    def _once(self, method: str, path: str, *, longest_s: float | None = None, **request: Any) -> Any:
         wait_s = float(request.get("params", {}).get("wait", 0) or 0)
         timeout = httpx.Timeout(self._http.timeout)
-        timeout.read = (timeout.read or TIMEOUT_S) + wait_s
+        timeout.read = longest_s or (timeout.read or TIMEOUT_S) + wait_s
         try:
             answer = self._http.request(method, path, timeout=timeout, **request)
         except httpx.TransportError as error:
@@ -328,19 +381,7 @@ class Client:
             raise UnreachableError(f"no answer from {place}: {error or type(error).__name__}") from error
         if answer.is_success:
             return answer.json() if answer.content else None
-        raise _refusal(answer)
-
-
-def _refusal(answer: httpx.Response) -> RequestError:
-    try:
-        problem = answer.json()
-    except (json.JSONDecodeError, UnicodeDecodeError):
-        problem = {}
-    fields = problem if isinstance(problem, dict) else {}
-    kinds: dict[int, type[RequestError]] = {401: AccessError, 403: AccessError, 404: NotFoundError}
-    if fields.get("code") == "illegal_move":
-        return RefusedError(answer.status_code, fields)
-    return kinds.get(answer.status_code, RequestError)(answer.status_code, fields)
+        raise refusal_of(answer)
 
 
 def _spec_body(spec: str | Mapping[str, Any]) -> dict[str, Any]:
@@ -349,6 +390,10 @@ def _spec_body(spec: str | Mapping[str, Any]) -> dict[str, Any]:
 
 def _ends(event: Event) -> bool:
     return event["type"] == "command" or (event["type"] == "state" and event["payload"].get("to") in TERMINAL)
+
+
+def _checkpoint(run_id: str, checkpoint_id: str) -> str:
+    return f"/v1/runs/{_part(run_id)}/checkpoints/{_part(checkpoint_id)}"
 
 
 def _part(name: str) -> str:

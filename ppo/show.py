@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ppo.access import NoAccess, NoPlatform
+from ppo.checkpoint_finding import NoSuchCheckpointError
 from ppo.client import AccessError, ClientError, NotFoundError, RequestError, UnreachableError, WaitTimeoutError
 from ppo.exits import Exit
 from ppo.finding import AmbiguousRunError
@@ -36,6 +37,20 @@ def as_json(value: Any) -> None:
     json.dump(value, sys.stdout, ensure_ascii=False, indent=2)
     sys.stdout.write("\n")
     sys.stdout.flush()
+
+
+def plain(text: str) -> Text:
+    """Text for a table's cell: data, never markup."""
+    return Text(text)
+
+
+def size(num_bytes: float) -> str:
+    """Bytes for people."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if num_bytes < 1024:
+            return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
+        num_bytes /= 1024
+    return f"{num_bytes:.1f} TiB"
 
 
 def run_table(runs: Iterable[Run]) -> None:
@@ -139,12 +154,14 @@ def errors(json_wanted: bool) -> Iterator[None]:
     except WaitTimeoutError as error:
         raise _leave(json_wanted, Exit.TIMED_OUT, "timed_out", str(error)) from error
     except RequestError as error:
-        usage = isinstance(error, NotFoundError) or error.status in (400, 409, 413, 422)
+        usage = isinstance(error, NotFoundError) or error.status in (400, 409, 410, 412, 413, 422)
         code = Exit.USAGE if usage else Exit.UNREACHABLE if error.status >= 500 else Exit.FAILED
         detail = f"{error.detail} See `ppo ls`." if isinstance(error, NotFoundError) else error.detail
         raise _leave(json_wanted, code, error.code, detail, error.errors) from error
     except AmbiguousRunError as error:
         raise _leave(json_wanted, Exit.USAGE, "ambiguous", str(error)) from error
+    except NoSuchCheckpointError as error:
+        raise _leave(json_wanted, Exit.USAGE, "not_found", str(error)) from error
     except ClientError as error:
         raise _leave(json_wanted, Exit.FAILED, "client", str(error)) from error
 

@@ -149,6 +149,36 @@ class Checkpoint(TypedDict):
     etag: str
 
 
+class StartedFrom(TypedDict):
+    run_id: str
+    segment: int
+    iteration: int
+
+
+class SettingChange(TypedDict):
+    path: str
+    before: Any
+    after: Any
+
+
+class LineageSegment(TypedDict):
+    number: int
+    kind: Literal["start", "rollback", "recovery", "fork"]
+    active: bool
+    start_iteration: int
+    last_iteration: int
+    on_active_line: tuple[int, int] | None
+    start_checkpoint: str | None
+    started_from: StartedFrom | None
+    created_at: str
+    created_by: str | None
+    reason: str | None
+
+
+class Segment(LineageSegment):
+    changes: list[SettingChange]
+
+
 class Verification(TypedDict):
     ok: bool
     status: Literal["good", "damaged"]

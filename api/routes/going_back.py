@@ -15,9 +15,10 @@ from api.preconditions import IfMatch, check_if_match, run_etag
 from api.routes.runs import IdempotencyKey, key_missing, run_message
 from api.schemas import Command, Run
 from store import audit, idempotency, run_read
+from store.checkpoints import locked_checkpoint
 from store.commands import request_command, request_requeue
 from store.ids import new_id
-from store.rollback import StaleVersion, TargetUnusable, Wish, request_rollback
+from store.rollback import StaleVersion, TargetUnusable, Wish, request_rollback, usable
 from store.runs import ForkStart, create_run
 
 router = APIRouter(prefix="/v1/runs/{run_id}", tags=["runs"])
@@ -122,6 +123,7 @@ def fork_run(
         spec, name = found.then, body.name or f"{found.run_name[:121]} (fork)"
         fork_id = new_id("r")
         if idempotency.take_key(database, request, fork_id):
+            _hold(database, run_id, found.target.id)
             create_run(
                 database,
                 run_id=fork_id,
@@ -183,6 +185,14 @@ def _requeue(database: Database, run_id: str, kind: str, who: Who, hint: Hint) -
     database.commit()
     hint.send()
     return Command.model_validate(command)
+
+
+def _hold(database: Database, run_id: str, checkpoint_id: str) -> None:
+    """See once more that the checkpoint is there; until the commit nobody removes it."""
+    try:
+        usable(locked_checkpoint(database, run_id, checkpoint_id), checkpoint_id)
+    except TargetUnusable as error:
+        raise ProblemError(409, error.code, str(error)) from error
 
 
 def _seen_version(database: Database, run_id: str, if_match: str | None) -> int | None:

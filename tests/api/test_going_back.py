@@ -15,6 +15,8 @@ from sqlalchemy import select, update
 from sqlalchemy.orm import Session, sessionmaker
 from starlette.testclient import TestClient
 
+from api.going_back import Plan
+from api.routes import going_back
 from api.settings import ApiSettings
 from ppo_core.rundir import MANIFEST, checkpoint_bytes, new_checkpoint
 from store.checkpoints import starting_points
@@ -339,6 +341,25 @@ def test_a_fork_needs_no_name_and_is_made_once(trained: Trained) -> None:
     first, again = trained.fork(target, key="fork"), trained.fork(target, key="fork")
     assert first.json()["name"] == "reviews (fork)"
     assert (again.status_code, again.json()["id"]) == (201, first.json()["id"])
+
+
+def test_a_checkpoint_that_goes_while_a_fork_is_made_refuses_it(
+    trained: Trained, num_runs: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P17: the pruner came between looking at the checkpoint and storing the run that starts from it."""
+    checkpoint, before = trained.save(10), num_runs()
+    made = going_back.plan
+
+    def then_it_goes(*arguments: Any, **named: Any) -> Plan:
+        found = made(*arguments, **named)
+        with trained.sessions.begin() as session:
+            session.get_one(Checkpoint, checkpoint).status = "removed"
+        return found
+
+    monkeypatch.setattr(going_back, "plan", then_it_goes)
+    refused = trained.fork(checkpoint)
+    assert (refused.status_code, refused.json()["code"]) == (409, "checkpoint_removed")
+    assert num_runs() == before
 
 
 def test_a_forks_preview_stores_nothing(trained: Trained, num_runs: Callable[[], int]) -> None:
