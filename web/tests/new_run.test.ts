@@ -1,8 +1,8 @@
 import { describe, expect, it } from "vitest";
-import { Attempt } from "../src/pages/new/attempt";
-import { estimateRows } from "../src/pages/new/estimate_rows";
+import { Attempt } from "../src/api/attempt";
+import { estimateRows } from "../src/spec/estimate_rows";
 import { lineOf } from "../src/pages/new/fault_lines";
-import { schemaFields, searchFields } from "../src/pages/new/schema_fields";
+import { schemaFields, searchFields } from "../src/spec/schema_fields";
 
 const SCHEMA = {
   $defs: {

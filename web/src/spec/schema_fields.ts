@@ -1,6 +1,6 @@
-/** A run spec's schema as a flat list of fields with their bounds in words, for the help beside the editor. */
+/** A run spec's schema as a flat list of fields with their bounds in words, for help and for changing single settings. */
 
-import type { SpecSchema } from "../../api/types";
+import type { SpecSchema } from "../api/types";
 
 export interface SpecField {
   /** As in YAML: `update.clip_range`, `reward.sources[].kind`. */
@@ -8,6 +8,8 @@ export interface SpecField {
   group: string;
   type: string;
   bounds: string;
+  /** The values to choose from, where there are few. */
+  choices: unknown[] | null;
   default: string | null;
   required: boolean;
   description: string;
@@ -31,6 +33,7 @@ function fieldsOf(root: SpecSchema, node: SpecSchema, prefix: string, group: str
         group: own,
         type: typeWords(root, raw),
         bounds: boundWords(raw),
+        choices: choicesOf(root, raw),
         default: "default" in raw ? JSON.stringify(raw.default) : null,
         required: (node.required ?? []).includes(name),
         description: raw.description ?? "",
@@ -56,6 +59,17 @@ function typeWords(root: SpecSchema, node: SpecSchema): string {
   if (node.anyOf) return node.anyOf.map((choice) => typeWords(root, choice)).join(" or ");
   if (node.type === "array") return `list of ${node.items ? typeWords(root, node.items) : "anything"}`;
   return { integer: "whole number", string: "text", boolean: "true or false" }[node.type ?? ""] ?? node.type ?? "";
+}
+
+function choicesOf(root: SpecSchema, node: SpecSchema): unknown[] | null {
+  if (node.$ref) return choicesOf(root, root.$defs?.[node.$ref.replace("#/$defs/", "")] ?? {});
+  if (node.enum) return node.enum;
+  if (node.const !== undefined) return [node.const];
+  if (node.type === "boolean") return [true, false];
+  if (node.type === "null") return [null];
+  if (!node.anyOf) return null;
+  const parts = node.anyOf.map((choice) => choicesOf(root, choice));
+  return parts.includes(null) ? null : parts.flatMap((part) => part ?? []);
 }
 
 function boundWords(node: SpecSchema): string {

@@ -1,6 +1,6 @@
 /** The dry run's estimate as rows of words: names without their units, numbers with them. */
 
-import { formatBytes, formatCount, formatNumber, formatSpan } from "../../format";
+import { formatBytes, formatCount, formatNumber, formatSpan } from "../format";
 
 export type EstimateRow = [name: string, value: string];
 
