@@ -6,7 +6,9 @@ import json
 import os
 import shutil
 import sys
+import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +93,7 @@ class Platform:
         )
         self._number = 0
 
-    def spec(self, iterations: int, name: str = "scripted") -> dict[str, Any]:
+    def spec(self, iterations: int, name: str = "scripted", **more: Any) -> dict[str, Any]:
         return {
             "name": name,
             "iterations": iterations,
@@ -99,14 +101,14 @@ class Platform:
             "data": {"prompts": "prompts.jsonl"},
             "rollout": {"batch_size": 4, "max_new_tokens": 8},
             "reward": {"sources": [{"kind": "sequence_classifier", "model": "reward"}]},
+            **more,
         }
 
-    def submit(self, iterations: int, name: str = "scripted") -> str:
+    def submit(self, iterations: int, name: str = "scripted", **more: Any) -> str:
         """Submit a run; its id."""
         self._number += 1
-        answer = self._http.post(
-            "/v1/runs", json={"spec": self.spec(iterations, name)}, headers={"Idempotency-Key": f"k-{self._number}"}
-        )
+        body = {"spec": self.spec(iterations, name, **more)}
+        answer = self._http.post("/v1/runs", json=body, headers={"Idempotency-Key": f"k-{self._number}"})
         assert answer.status_code == 201, answer.text
         return str(answer.json()["id"])
 
@@ -121,12 +123,33 @@ class Platform:
         series = self.get("/v1/metrics/query", **names)["series"]
         return {int(x): y for one in series for x, y in zip(one["x"], one["y"], strict=True)}
 
+    def wait_for(self, run: str, state: str) -> Any:
+        """The run, once it is in a state."""
+        return self._wait(run, lambda found: bool(found["state"] == state), state)
+
+    def wait_for_iteration(self, run: str, iteration: int) -> Any:
+        return self._wait(run, lambda found: bool(found["iteration"] >= iteration), f"at iteration {iteration}")
+
+    def _wait(self, run: str, ready: Callable[[Any], bool], what: str) -> Any:
+        deadline = time.monotonic() + 30
+        while not ready(found := self.get(f"/v1/runs/{run}")):
+            assert time.monotonic() < deadline, f"{found['state']} at {found['iteration']} after 30 s, not {what}"
+            time.sleep(0.05)
+        return found
+
     def stop(self, run: str) -> None:
         self._http.post(f"/v1/runs/{run}/stop")
 
 
 @pytest.fixture(scope="module")
 def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
+    with scripted_platform(tmp_path_factory, iteration_s=0.2, nan_at=3) as platform:
+        yield platform
+
+
+@contextmanager
+def scripted_platform(tmp_path_factory: pytest.TempPathFactory, **script: Any) -> Iterator[Platform]:
+    """A platform whose every trainer follows `script` (`tests/worker/scripted_trainer.py` says what there is)."""
     inputs = tmp_path_factory.mktemp("inputs")
     for name in ("policy", "reward"):
         (inputs / name).mkdir()
@@ -139,7 +162,7 @@ def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
     (inputs / "prompts.jsonl").write_text("".join(json.dumps({"prompt": f"text {n}"}) + "\n" for n in range(8)))
     env = {
         "PPO_TRAINER_COMMAND": SCRIPTED,
-        "PPO_SCRIPTED": json.dumps({"iteration_s": 0.2, "nan_at": 3}),
+        "PPO_SCRIPTED": json.dumps(script),
         "PPO_CPU_SLOTS": "4",
     }
     with Stack(tmp_path_factory.mktemp("stack") / "data", port=0, roots=[inputs], env=env) as stack:

@@ -30,6 +30,28 @@ export const STATES = Object.keys(STATE_LOOK) as RunState[];
 const ENDED: ReadonlySet<RunState> = new Set(["stopped", "cancelled", "failed", "succeeded"]);
 const STOPPABLE: ReadonlySet<RunState> = new Set(["queued", "starting", "running", "pausing", "paused", "recovering"]);
 
+/** Requests that need no more than a click, by the states in which the api takes them. */
+export type Request = "pause" | "resume" | "retry" | "checkpoint";
+const REQUESTS: Partial<Record<RunState, Request[]>> = {
+  running: ["pause", "checkpoint"],
+  paused: ["resume"],
+  stopped: ["resume"],
+  failed: ["retry"],
+  cancelled: ["retry"],
+};
+const SETTLING: ReadonlySet<RunState> = new Set(["recovering", "stopping", "killing"]);
+
+export function requestsOf(state: RunState): Request[] {
+  return REQUESTS[state] ?? [];
+}
+
+/** Why the run cannot go back to a checkpoint; null when it can. */
+export function whyNoWayBack(state: RunState, saved: boolean, canOperate: boolean): string | null {
+  if (!saved) return "There is no good checkpoint to go back to.";
+  if (SETTLING.has(state)) return `The run is ${state}; wait until it has come to rest.`;
+  return canOperate ? null : "Your role may look, not ask anything of runs.";
+}
+
 export function hasEnded(state: RunState): boolean {
   return ENDED.has(state);
 }

@@ -34,13 +34,43 @@ export async function get<T>(path: string, query?: Query, signal?: AbortSignal):
   return send<T>("GET", withQuery(path, query), undefined, {}, signal);
 }
 
-export async function post<T>(path: string, body?: unknown, headers: Record<string, string> = {}): Promise<T> {
-  return send<T>("POST", path, body, csrfToken ? { ...headers, "X-CSRF-Token": csrfToken } : headers);
+/** What was read, and the mark of this version, which a change of it must name. */
+export interface Tagged<T> {
+  body: T;
+  etag: string;
+}
+
+export async function getTagged<T>(path: string): Promise<Tagged<T>> {
+  const response = await ask("GET", path, undefined, {});
+  return { body: (await response.json()) as T, etag: response.headers.get("ETag") ?? "" };
+}
+
+export async function post<T>(path: string, body?: unknown, headers: Record<string, string> = {}, signal?: AbortSignal): Promise<T> {
+  return send<T>("POST", path, body, guarded(headers), signal);
+}
+
+export async function patch<T>(path: string, body: unknown, headers: Record<string, string>): Promise<T> {
+  return send<T>("PATCH", path, body, guarded(headers));
+}
+
+export async function remove(path: string, headers: Record<string, string>): Promise<void> {
+  return send("DELETE", path, undefined, guarded(headers));
+}
+
+function guarded(headers: Record<string, string>): Record<string, string> {
+  return csrfToken ? { ...headers, "X-CSRF-Token": csrfToken } : headers;
 }
 
 async function send<T>(
   method: string, path: string, body: unknown, headers: Record<string, string>, signal?: AbortSignal,
 ): Promise<T> {
+  const response = await ask(method, path, body, headers, signal);
+  return (response.status === 204 ? undefined : await response.json()) as T;
+}
+
+async function ask(
+  method: string, path: string, body: unknown, headers: Record<string, string>, signal?: AbortSignal,
+): Promise<Response> {
   const request: RequestInit = { method, headers: { Accept: "application/json", ...headers }, credentials: "same-origin" };
   if (signal) request.signal = signal;
   if (body !== undefined) {
@@ -59,7 +89,7 @@ async function send<T>(
       hint: "Check that the platform is still running and that this machine is connected; then try again.",
     });
   }
-  if (response.ok) return (response.status === 204 ? undefined : await response.json()) as T;
+  if (response.ok) return response;
   const problem = await readProblem(response);
   if (response.status === 401 && !path.startsWith("/v1/auth/")) whenSignedOut();
   throw new ApiError(problem);

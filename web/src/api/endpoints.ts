@@ -1,9 +1,10 @@
 /** The api's resources as functions. */
 
-import { get, post, type Query } from "./client";
+import { get, getTagged, patch, post, remove, type Query } from "./client";
 import type {
-  Checkpoint, Command, DryRun, EventPage, LatestMetrics, LogPart, MetricDefinition, MetricsQuery, Page, Preset, Run,
-  RunDetail, Sample, SpecSchema, TokenRecord,
+  Checkpoint, Command, DryRun, EventPage, ForkPreview, GcPreview, LatestMetrics, Lineage, LogPart, MetricDefinition,
+  MetricsQuery, Page, Preset, RollbackPreview, Run, RunDetail, Sample, Segment, SegmentDetail, SpecSchema,
+  TokenRecord, Verification,
 } from "./types";
 
 const runPath = (id: string): string => `/v1/runs/${encodeURIComponent(id)}`;
@@ -12,6 +13,36 @@ export const listRuns = (query: Query): Promise<Page<Run>> => get("/v1/runs", qu
 export const readRun = (id: string): Promise<RunDetail> => get(runPath(id));
 export const stopRun = (id: string): Promise<Command> => post(`${runPath(id)}/stop`);
 
+export const pauseRun = (id: string): Promise<Command> => post(`${runPath(id)}/pause`);
+export const resumeRun = (id: string): Promise<Command> => post(`${runPath(id)}/resume`);
+export const retryRun = (id: string): Promise<Command> => post(`${runPath(id)}/retry`);
+export const saveCheckpoint = (id: string): Promise<Command> => post(`${runPath(id)}/checkpoint`);
+
+/** Where to go back to, and which settings change; `name` is a fork's alone. */
+export interface GoingBack {
+  checkpoint: string;
+  set: Record<string, unknown>;
+  reason: string | null;
+  name?: string | null;
+}
+
+/** The version that a roll back must name. */
+export const runVersion = async (id: string): Promise<string> => (await getTagged<RunDetail>(runPath(id))).etag;
+export const previewRollback = (id: string, body: GoingBack, signal?: AbortSignal): Promise<RollbackPreview> =>
+  post(`${runPath(id)}/rollback?dry_run=true`, body, {}, signal);
+export const rollBack = (id: string, body: GoingBack, idempotencyKey: string, version: string): Promise<Command> =>
+  post(`${runPath(id)}/rollback`, body, { "Idempotency-Key": idempotencyKey, "If-Match": version });
+export const previewFork = (id: string, body: GoingBack, signal?: AbortSignal): Promise<ForkPreview> =>
+  post(`${runPath(id)}/forks?dry_run=true`, body, {}, signal);
+export const fork = (id: string, body: GoingBack, idempotencyKey: string): Promise<Run> =>
+  post(`${runPath(id)}/forks`, body, { "Idempotency-Key": idempotencyKey });
+
+export async function listSegments(id: string): Promise<Segment[]> {
+  return (await get<Page<Segment>>(`${runPath(id)}/segments`)).items;
+}
+export const readSegment = (id: string, number: number): Promise<SegmentDetail> => get(`${runPath(id)}/segments/${number}`);
+export const readLineage = (id: string): Promise<Lineage> => get(`${runPath(id)}/lineage`);
+
 export const latestMetrics = (id: string): Promise<LatestMetrics> => get(`${runPath(id)}/metrics`);
 export const queryMetrics = (query: Query, signal?: AbortSignal): Promise<MetricsQuery> =>
   get("/v1/metrics/query", query, signal);
@@ -19,6 +50,21 @@ export const queryMetrics = (query: Query, signal?: AbortSignal): Promise<Metric
 export const listSamples = (id: string, query: Query): Promise<Page<Sample>> => get(`${runPath(id)}/samples`, query);
 export const sampleTokens = (sample: number): Promise<TokenRecord> => get(`/v1/samples/${sample}/tokens`);
 export const listCheckpoints = (id: string): Promise<Page<Checkpoint>> => get(`${runPath(id)}/checkpoints`);
+
+const checkpointPath = (run: string, id: string): string => `${runPath(run)}/checkpoints/${encodeURIComponent(id)}`;
+
+/** Against the version that the reader saw: a change of somebody else's in between is refused, not lost. */
+export const changeCheckpoint = (
+  run: string, seen: Checkpoint, change: { pinned?: boolean; label?: string | null },
+): Promise<Checkpoint> => patch(checkpointPath(run, seen.id), change, { "If-Match": seen.etag });
+export const deleteCheckpoint = (run: string, seen: Checkpoint): Promise<void> =>
+  remove(checkpointPath(run, seen.id), { "If-Match": seen.etag });
+export const verifyCheckpoint = (run: string, id: string): Promise<Verification> => post(`${checkpointPath(run, id)}/verify`);
+export const checkpointDownload = (run: string, id: string, part: "all" | "policy"): string =>
+  `${checkpointPath(run, id)}/download?part=${part}`;
+export const previewRetention = (run: string, rules: Query): Promise<GcPreview> =>
+  get(`${runPath(run)}/checkpoints:gc-preview`, rules);
+
 export const listEvents = (id: string, query: Query): Promise<EventPage> => get(`${runPath(id)}/events`, query);
 export const readLogs = (id: string, query: Query): Promise<LogPart> => get(`${runPath(id)}/logs`, query);
 

@@ -5,8 +5,9 @@
 
 import { ChartStore } from "../../charts/chart_store.svelte";
 import { asProblem } from "../../api/client";
-import { latestMetrics, listCheckpoints, readRun } from "../../api/endpoints";
-import type { Checkpoint, Command, LatestMetric, Problem, RunDetail, StreamEvent } from "../../api/types";
+import { latestMetrics, listCheckpoints, listSegments, readRun } from "../../api/endpoints";
+import type { Checkpoint, Command, LatestMetric, Problem, RunDetail, Segment, StreamEvent } from "../../api/types";
+import type { Start } from "./back/start";
 import { live, type Following } from "../../live/live.svelte";
 import { hasEnded } from "../../run_states";
 
@@ -16,8 +17,13 @@ export class RunStore {
   run = $state.raw<RunDetail | null>(null);
   problem = $state.raw<Problem | null>(null);
   checkpoints = $state.raw<Checkpoint[]>([]);
+  segments = $state.raw<Segment[]>([]);
   commands = $state.raw<Command[]>([]);
   latest = $state.raw<Map<string, LatestMetric>>(new Map());
+  /** Why the last request was refused. */
+  trouble = $state.raw<Problem | null>(null);
+  /** The dialog of going back that is open, and what it begins with. */
+  goingBack = $state.raw<({ kind: "rollback" | "fork" } & Start) | null>(null);
   /** The newest iteration with kept samples that the page has heard of. */
   samplesAt = $state<number | null>(null);
   /** Rises with every event, for parts that read the history themselves. */
@@ -48,8 +54,8 @@ export class RunStore {
   async load(): Promise<void> {
     this.#loading = true;
     try {
-      const [run, checkpoints, metrics] = await Promise.all([
-        readRun(this.id), listCheckpoints(this.id), latestMetrics(this.id), this.charts.load(),
+      const [run, checkpoints, segments, metrics] = await Promise.all([
+        readRun(this.id), listCheckpoints(this.id), listSegments(this.id), latestMetrics(this.id), this.charts.load(),
       ]);
       if (this.#closed) return;
       this.run = run;
@@ -57,6 +63,7 @@ export class RunStore {
       this.seq = run.event_seq;
       this.commands = run.open_commands;
       this.checkpoints = checkpoints.items;
+      this.segments = segments;
       this.latest = new Map(metrics.latest.map((metric) => [metric.name, metric]));
       this.problem = null;
       this.#following.from({ [this.id]: Math.min(run.event_seq, this.charts.cursor) });
@@ -98,7 +105,7 @@ export class RunStore {
     if (event.type === "metrics") this.#metrics(event);
     else if (event.type === "samples") this.samplesAt = event.iteration;
     else if (event.type === "command") this.commands = merged(this.commands, [payload as unknown as Command]);
-    else if (event.type === "checkpoint") void this.#readCheckpoints();
+    else if (event.type === "checkpoint") void this.readCheckpoints();
     else if (event.type === "state") {
       this.run = { ...this.run, state: payload.to as RunDetail["state"] };
     }
@@ -123,7 +130,7 @@ export class RunStore {
     this.run = { ...this.run, iteration: Math.max(this.run.iteration, event.iteration ?? 0) };
   }
 
-  async #readCheckpoints(): Promise<void> {
+  async readCheckpoints(): Promise<void> {
     try {
       this.checkpoints = (await listCheckpoints(this.id)).items;
     } catch {
