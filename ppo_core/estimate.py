@@ -114,8 +114,8 @@ def _checkpoints_kept(spec: RunSpec) -> int:
     if rules.keep_last < 0:
         return written
     every = spec.iterations // rules.keep_every if rules.keep_every else 0
-    best = rules.keep_best if spec.gate.judge is not None else 0
-    return min(written, rules.keep_last + best + every)
+    judged = rules.keep_best + min(2, spec.iterations // spec.gate.every) if spec.gate.judge is not None else 0
+    return min(written, rules.keep_last + judged + every)
 
 
 def _samples_bytes(spec: RunSpec) -> int:

@@ -86,10 +86,10 @@ def test_a_broken_config_is_none_with_a_warning(text: str, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("rules", "kept"),
     [
-        ({"every": 20}, 4),  # the last 3 and the judge's best
+        ({"every": 20}, 5),  # the last 3, the judge's best, those of the last two gates, but no more than are written
         ({"every": 20, "keep_last": -1}, 5),
         ({"every": 30, "keep_last": -1}, 4),  # 30, 60, 90 and the end
-        ({"every": 10, "keep_last": 2, "keep_best": 0, "keep_every": 50}, 4),
+        ({"every": 10, "keep_last": 2, "keep_best": 0, "keep_every": 50}, 6),
         ({"every": 1000}, 1),
     ],
 )

@@ -6,17 +6,17 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from sqlalchemy import select, update
 
-from ppo_core.rundir import check_stored, checkpoints, new_checkpoint, segments
+from ppo_core.rundir import checkpoints, new_checkpoint, segments
 from store.checkpoints import NewCheckpoint, record_checkpoint
 from store.models import Checkpoint, Run, RunEvent
 from store.retention import rules_of
 from store.runs import transition
+from tests.worker.checkpoint_agreement import disagreements
 from tests.worker.conftest import Claimed
 from worker.housekeeping import Housekeeping
 from worker.prune import Pruner
@@ -54,23 +54,6 @@ def rest(claimed: Claimed) -> None:
         transition(session, claimed.run_id, "stopped")
 
 
-def disagreements(claimed: Claimed) -> Iterator[str]:
-    """What rows and files say differently."""
-    with claimed.sessions() as session:
-        rows = {row.path: row for row in session.scalars(select(Checkpoint))}
-    on_disk = {
-        path.relative_to(claimed.run_dir).as_posix()
-        for segment in segments(claimed.run_dir)
-        for path in segment.checkpoints.iterdir()
-    }
-    for path, row in rows.items():
-        if row.status == "good":
-            check_stored(claimed.run_dir, path, row.manifest_sha256)
-        elif path in on_disk or not row.files_gone:
-            yield f"{path} is {row.status} and has files"
-    yield from (f"{path} has no row" for path in on_disk - rows.keys())
-
-
 def iterations(claimed: Claimed) -> list[int]:
     return [int(path.name[5:]) for segment in segments(claimed.run_dir) for path in checkpoints(segment)]
 
@@ -98,7 +81,7 @@ def test_a_removal_that_was_cut_off_is_finished(
     with saved.sessions() as session:
         status = session.scalars(select(Checkpoint.status).where(Checkpoint.iteration == 5)).one()
     assert status == "removed", "the row says so before the first file goes"
-    assert list(disagreements(saved))
+    assert list(disagreements(saved.sessions, saved.run_dir))
     if after == "reconciler":
         rest(saved)
         housekeeping.look()
@@ -109,7 +92,7 @@ def test_a_removal_that_was_cut_off_is_finished(
         rules = {"keep_last": 2, "keep_best": 0}
         Pruner(saved.sessions, saved.run_id, saved.token, saved.run_dir, rules_of({"checkpoints": rules})).prune()
         assert iterations(saved) == [15, 20]
-    assert list(disagreements(saved)) == []
+    assert list(disagreements(saved.sessions, saved.run_dir)) == []
 
 
 def test_a_checkpoint_whose_row_was_never_written_is_taken_up(saved: Claimed, housekeeping: Housekeeping) -> None:
@@ -120,9 +103,9 @@ def test_a_checkpoint_whose_row_was_never_written_is_taken_up(saved: Claimed, ho
     housekeeping.look()
     assert half.exists(), "its trainer may be alive"
     rest(saved)
-    assert list(disagreements(saved))
+    assert list(disagreements(saved.sessions, saved.run_dir))
     Housekeeping(saved.sessions, housekeeping._settings).look()
-    assert list(disagreements(saved)) == []
+    assert list(disagreements(saved.sessions, saved.run_dir)) == []
     with saved.sessions() as session:
         row = session.scalars(select(Checkpoint).where(Checkpoint.iteration == 25)).one()
         told = session.scalars(select(RunEvent.payload).where(RunEvent.type == "checkpoint")).all()
@@ -151,7 +134,7 @@ def test_a_row_whose_files_went_says_so(saved: Claimed, housekeeping: Housekeepi
         told = session.scalars(select(RunEvent).where(RunEvent.type == "checkpoint").order_by(RunEvent.seq)).all()
     assert (row.status, row.files_gone) == ("removed", True)
     assert told[-1].payload["status_detail"] == row.status_detail
-    assert list(disagreements(saved)) == []
+    assert list(disagreements(saved.sessions, saved.run_dir)) == []
 
 
 def test_what_a_person_deleted_goes_also_while_the_run_trains(saved: Claimed, housekeeping: Housekeeping) -> None:
@@ -160,7 +143,7 @@ def test_what_a_person_deleted_goes_also_while_the_run_trains(saved: Claimed, ho
         session.execute(update(Checkpoint).where(Checkpoint.iteration == 10).values(status="removed"))
     housekeeping.look()
     assert iterations(saved) == [5, 15, 20]
-    assert list(disagreements(saved)) == []
+    assert list(disagreements(saved.sessions, saved.run_dir)) == []
 
 
 def test_files_that_cannot_be_removed_do_not_keep_the_others(saved: Claimed, housekeeping: Housekeeping) -> None:
@@ -181,7 +164,7 @@ def test_a_run_that_cannot_be_looked_through_does_not_keep_the_others(
     (saved.data / "runs" / "a-file").write_text("no folder")
     saved.save(25)
     housekeeping.look()
-    assert list(disagreements(saved)) == []
+    assert list(disagreements(saved.sessions, saved.run_dir)) == []
 
 
 def test_a_new_save_is_whole_or_absent_while_others_look(saved: Claimed) -> None:
@@ -197,4 +180,4 @@ def test_a_new_save_is_whole_or_absent_while_others_look(saved: Claimed) -> None
     saved.lose()
     saved.claim()
     saved.prepare()
-    assert list(disagreements(saved)) == []
+    assert list(disagreements(saved.sessions, saved.run_dir)) == []
