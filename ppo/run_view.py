@@ -61,9 +61,10 @@ def view_for(console: Console, num_iterations: int) -> RunView:
 def event_line(type: str, payload: Mapping[str, Any]) -> str | None:
     """A line for events that people want to read; None for the others."""
     if type == "checkpoint" and payload.get("change"):
-        return f"checkpoint {payload.get('path', '')} {payload['change']}" + (
-            f": {payload['status_detail']}" if payload.get("status_detail") else ""
-        )
+        if payload["change"] == "removed":  # a matter of course; the run's history has it with the reason
+            return None
+        why = f": {payload['status_detail']}" if payload.get("status_detail") else ""
+        return f"checkpoint {payload.get('path', '')} {payload['change']}{why}"
     if type == "checkpoint":
         return f"checkpoint {payload.get('path', '')} ({payload.get('reason', '')})"
     if type == "note":

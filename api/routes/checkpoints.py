@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
 import time
 from collections.abc import Sequence
 from typing import Annotated
@@ -29,6 +30,11 @@ from store.retention import rules_of
 from store.runs import RunNotFound
 
 router = APIRouter(prefix="/v1/runs/{run_id}/checkpoints", tags=["checkpoints"])
+
+# Each holds a thread of the process for minutes; the others are for everybody else.
+MOST_COMPARED = 4
+RETRY_AFTER_S = 30
+_COMPARING = threading.BoundedSemaphore(MOST_COMPARED)
 
 KeepLast = Annotated[int | None, Query(ge=-1, le=100_000, description="-1 keeps all. Default: what the run has.")]
 KeepEvery = Annotated[int | None, Query(ge=0, le=1_000_000, description="0: no such rule. Default: what the run has.")]
@@ -148,11 +154,16 @@ def verify_checkpoint(
     if row.status == "removed":
         raise _gone(row)
     database.rollback()  # No transaction waits for a disk.
+    if not _COMPARING.acquire(blocking=False):
+        detail = f"{MOST_COMPARED} checkpoints are being compared already; try again when one is through."
+        raise ProblemError(503, "busy", detail, headers={"Retry-After": str(RETRY_AFTER_S)})
     begun, fault, files, size = time.monotonic(), None, 0, 0
     try:
         files, size = check_stored(settings.data_dir / "runs" / run_id, row.path, row.manifest_sha256)
     except CheckpointError as error:
         fault = str(error)
+    finally:
+        _COMPARING.release()
     seconds = time.monotonic() - begun
     found = record_verification(database, run_id, checkpoint_id, fault, who.name)
     if found is None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from sqlalchemy import select, update
 from sqlalchemy.orm import Session, sessionmaker
 from starlette.testclient import TestClient
 
+from api.routes import checkpoints as routes
 from api.settings import ApiSettings
 from store.events import append_event
 from store.metrics_write import IterationMetrics, write_metrics
@@ -297,6 +300,29 @@ def test_one_that_was_mended_is_good_again(operator: TestClient, saved: SavedRun
     assert operator.post(address(saved, 20, "/verify")).json()["ok"]
     row = operator.get(address(saved, 20)).json()
     assert (row["status"], row["status_detail"]) == ("good", None)
+
+
+def test_comparing_many_at_once_leaves_threads_for_everybody_else(
+    operator: TestClient, saved: SavedRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P28: a comparison takes minutes; beyond four at a time the answer is 503, at once."""
+    begun, may_end = threading.Semaphore(0), threading.Event()
+
+    def slow(*_: object) -> tuple[int, int]:
+        begun.release()
+        assert may_end.wait(30)
+        return 4, 100
+
+    monkeypatch.setattr(routes, "check_stored", slow)
+    with ThreadPoolExecutor(routes.MOST_COMPARED) as pool:
+        running = [pool.submit(operator.post, address(saved, 20, "/verify")) for _ in range(routes.MOST_COMPARED)]
+        for _ in running:
+            assert begun.acquire(timeout=30)
+        busy = operator.post(address(saved, 30, "/verify"))
+        may_end.set()
+        assert [answer.result().status_code for answer in running] == [200] * routes.MOST_COMPARED
+    assert (busy.status_code, busy.json()["code"], busy.headers["Retry-After"]) == (503, "busy", "30")
+    assert operator.post(address(saved, 30, "/verify")).status_code == 200
 
 
 @pytest.mark.parametrize("path", ["../../secret", "/etc", "segment-0001/checkpoints/../../..", "", "\x01"])

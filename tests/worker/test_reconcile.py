@@ -8,7 +8,8 @@ import pytest
 from sqlalchemy import func, select, update
 
 from ppo_core.rundir import JournalWriter
-from store.models import MetricPoint, Run, WorkerSlot
+from store.commands import request_command
+from store.models import Checkpoint, MetricPoint, Run, WorkerSlot
 from tests.worker.conftest import Claimed
 from tests.worker.platform import wait_until
 from worker.reconcile import Reconciler
@@ -67,6 +68,20 @@ def test_fault_that_only_the_journal_knows_fails_the_run(claimed: Claimed, recon
     reconciler.look()
     run = claimed.run()
     assert (run.state, run.reason_code, run.reason_detail) == ("failed", "reward", "no scores")
+
+
+def test_checkpoint_that_a_lost_attempt_could_not_tell_of_is_taken_up(claimed: Claimed, reconciler: Reconciler) -> None:
+    """The trainer died between renaming it and saying so, the supervisor with it; the run stays where it is."""
+    _journal(claimed, ("metrics", 5, {"a": 1.0}))
+    claimed.save(5)
+    with claimed.sessions.begin() as session:
+        request_command(session, claimed.run_id, "stop", None, 60)
+    _expire(claimed)
+    reconciler.look()
+    assert claimed.run().state == "stopped"
+    with claimed.sessions() as session:
+        row = session.scalars(select(Checkpoint)).one()
+    assert (row.iteration, row.status) == (5, "good")
 
 
 def test_run_whose_journal_cannot_be_read_does_not_hold_up_the_rest(claimed: Claimed, reconciler: Reconciler) -> None:
