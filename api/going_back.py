@@ -26,6 +26,7 @@ from ppo_core.spec import (
     apply_settings,
     changeable,
     differences,
+    misfits_with_checkpoint,
     parse_spec,
     pointer_of,
     refusals,
@@ -155,6 +156,8 @@ def _checked(
         ]
         told = {fault.pointer for fault in found}
         raise SpecFaults([*found, *(fault for fault in refused if fault.pointer not in told)]) from error
+    for pointer, message in misfits_with_checkpoint(spec, base).items():  # Else the trainer would find them, later.
+        refused.append(Fault(pointer_of(pointer[1:].replace("/", "."), changes), message))
     if spec.iterations < iteration:
         message = (
             f"iterations is {spec.iterations} but the checkpoint was made after iteration {iteration}: set it to "

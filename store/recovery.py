@@ -1,5 +1,7 @@
 """What becomes of a run whose trainer or supervisor was lost: back to the queue while the budget lasts, else failed.
 
+A stop or a roll back that was asked is carried out instead.
+
 Only infrastructure counts against the budget: a trainer that says why it ended is not retried.
 """
 
@@ -12,6 +14,7 @@ from sqlalchemy.orm import Session
 
 from store.commands import finish_open, open_commands
 from store.models import Run
+from store.rollback import go_back, open_rollback
 from store.runs import locked_run, transition
 
 # The first loss is mended at once, most are a machine's passing trouble; later ones wait for the trouble to pass.
@@ -31,6 +34,11 @@ def settle(session: Session, run_id: str, *, expect_token: int, code: str, detai
         run = transition(session, run_id, "stopped", reason_code=code, reason_detail=saved, hint=hint)
         finish_open(session, run_id, {"stop": ("done", saved)})
         return run
+    back = open_rollback(session, run_id)
+    if back is not None and back.verified:
+        went = go_back(session, run_id, back, f"{detail}; what came after its last checkpoint, if anything, is lost")
+        if went is not None:
+            return went
     failures = run.infrastructure_failures + 1
     if failures > len(WAITS_S):
         times = f"{detail} (lost {failures} times, {len(WAITS_S)} are mended)"

@@ -12,11 +12,14 @@ from ppo_core.rundir import ExitCode, RankExit, RankFault, describe_exits, first
 from store import recovery
 from store.commands import finish_open, open_commands
 from store.models import Run
+from store.rollback import OpenRollback, go_back, open_rollback
 from store.runs import locked_run, transition
 
 Kind = Literal["succeeded", "paused", "stopped", "failed", "requeued", "cancelled", "lost"]
 # Why the supervisor itself ended the trainer, if it did.
 EndedBy = Literal["loading_stop", "deadline", "stalled", "rank_lost"]
+# Codes of ends by what watches the run.
+TRIPPED = frozenset({"gate", "guard"})
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,30 @@ def stopped_unasked(end: dict[str, Any], ended_by: EndedBy | None, asked: bool) 
     It obeyed the signal and saved; its run did not come to rest by anybody's wish, and goes on.
     """
     return end.get("code") == ExitCode.STOPPED and ended_by in ("stalled", "rank_lost") and not asked
+
+
+def _roll_back(session: Session, run: Run, token: int, outcome: Outcome, back: OpenRollback) -> Run | None:
+    """Go back now that the attempt has ended, however it did; None when its checkpoint is no longer there.
+
+    An end that the run came to by itself is written first: its history tells both.
+    """
+    reason = {"reason_code": outcome.code, "reason_detail": outcome.detail, "hint": outcome.hint}
+    own_end = outcome.kind in ("succeeded", "failed") or outcome.code in TRIPPED
+    if back.target is None or back.target.status != "good":
+        to = None
+    elif run.state == "killing":
+        to = "cancelled"
+    elif own_end:
+        to = "stopped" if outcome.kind == "paused" else outcome.kind
+    else:
+        to = "recovering" if outcome.kind == "lost" else "stopping"
+    if to is not None and run.state != to:
+        transition(session, run.id, to, expect_token=token, **reason)
+    # What made it rest is no news; what was lost thereby is.
+    note = outcome.detail if outcome.kind in ("lost", "cancelled") or own_end else None
+    if outcome.kind == "lost":
+        note = f"{note}; what came after its last checkpoint is lost"
+    return go_back(session, run.id, back, note)
 
 
 def from_end(end: dict[str, Any], saved_iteration: int | None, draining: bool) -> Outcome:
@@ -105,6 +132,15 @@ def write_outcome(session: Session, run_id: str, token: int, outcome: Outcome) -
     asked = {command.kind for command in open_commands(session, run_id)}
     reason = {"reason_code": outcome.code, "reason_detail": outcome.detail, "hint": outcome.hint}
     kind = outcome.kind
+    back = open_rollback(session, run_id)
+    if back is not None and back.verified:
+        went = _roll_back(session, run, token, outcome, back)
+        if went is not None:
+            return went
+        # Its checkpoint went in the last moment. The run came to rest for nothing else: it goes on where it was.
+        run = locked_run(session, run_id, expect_token=token)
+        if kind in ("stopped", "cancelled", "paused") and outcome.code not in TRIPPED:
+            kind, reason["reason_code"] = "requeued", "rollback_failed"
     if kind == "requeued" and "stop" in asked:
         kind, reason["reason_code"] = "stopped", "stopped"
     if kind == "paused" and run.state == "stopping":

@@ -2,7 +2,8 @@
 
 Every few seconds: leases that ran out make their runs `recovering`, and once the processes of the lost attempt are
 proved gone the run is queued again, or failed. Silent workers are gone, stray slots are freed, commands that nobody
-takes up time out, and the files of deleted checkpoints go. Any number may run; an advisory lock lets one of them work.
+takes up time out, and the files of deleted checkpoints go. Twice a second: runs that nobody holds go back to the
+checkpoints that they were asked to. Any number may run; an advisory lock lets one of them work.
 """
 
 from __future__ import annotations
@@ -31,11 +32,13 @@ from worker.delivery import Delivery
 from worker.housekeeping import Housekeeping
 from worker.outcome import from_end, write_outcome
 from worker.processes import kill_marked
+from worker.resting_rollbacks import RestingRollbacks
 from worker.settings import WorkerSettings, read_settings
 
 log = logging.getLogger("worker.reconcile")
 
 _LOCK = 7_370_002
+ROLLBACK_EVERY_S = 0.5
 # Ends that a new attempt would only repeat. Others are: a goal is reached again at once from the last checkpoint.
 FINAL_CODES = (ExitCode.BAD_SPEC, ExitCode.DATA_OR_REWARD, ExitCode.FAULT, ExitCode.GATE_OR_GUARD)
 
@@ -51,6 +54,7 @@ class Reconciler:
         self.stopping = threading.Event()
         self._holder: Connection | None = None
         self._trust_leases_from = 0.0
+        self.rollbacks = RestingRollbacks(self.sessions, settings.data_dir.absolute() / "runs")
 
     def run(self) -> None:
         """Look until told to stop."""
@@ -58,14 +62,27 @@ class Reconciler:
             try:
                 if self._holds_lock():
                     self.look()
+                    self._roll_back_until_next_look()
             except AWAY as error:
                 log.warning("the database is away: %s", str(error).splitlines()[0])
                 self._let_go()
                 # Replaying its log may have taken Postgres longer than a lease: supervisors get their time to renew.
                 self._trust_leases_from = time.monotonic() + self.settings.lease_s
-            self.stopping.wait(min(self.settings.poll_s, self.settings.lease_s / 4))
+                self.stopping.wait(self._pause_s)
         self._let_go()
         self.engine.dispose()
+
+    @property
+    def _pause_s(self) -> float:
+        return min(self.settings.poll_s, self.settings.lease_s / 4)
+
+    def _roll_back_until_next_look(self) -> None:
+        """People wait for these, so they are looked for more often than what the dead left behind."""
+        next_look = time.monotonic() + self._pause_s
+        while not self.stopping.is_set() and time.monotonic() < next_look:
+            for run_id, command_id in self.rollbacks.waiting():
+                self._for_one(run_id, partial(self.rollbacks.carry_out, run_id, command_id))
+            self.stopping.wait(min(ROLLBACK_EVERY_S, self._pause_s))
 
     def look(self) -> None:
         """Everything once. A fault with one run does not keep the others waiting."""
@@ -89,7 +106,7 @@ class Reconciler:
             time_out_unattended(session)
         self.housekeeping.look()
 
-    def _for_one(self, run_id: str, work: Callable[[], None]) -> None:
+    def _for_one(self, run_id: str, work: Callable[[], object]) -> None:
         try:
             work()
         except (LeaseLost, IllegalMove) as error:

@@ -32,6 +32,7 @@ class WorkerSettings(BaseSettings):
     renew_s: float = Field(5, gt=0, description="How often a supervisor renews its lease.")
     poll_s: float = Field(5, gt=0, description="How often worker and reconciler look by themselves.")
     drain_s: float = Field(780, gt=0, description="How long a draining worker's runs have to save and stop.")
+    rollback_stop_s: float = Field(60, gt=0, description="How long a trainer has to save before its run goes back.")
     trainer_command: str | None = Field(None, description="Replaces `python -m ppo_core.main`; same arguments.")
 
     @model_validator(mode="after")

@@ -16,44 +16,43 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from types import FrameType
 from typing import TypeVar, cast
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session, sessionmaker
 
-from ppo_core.errors import PPOCoreError, RunDirectoryError
+from ppo_core.errors import CheckpointError, PPOCoreError, RunDirectoryError
 from ppo_core.rundir import (
     LEAVING_GRACE_S,
     LOST_GRACE_S,
     CommandKind,
     ControlCommand,
-    RankExit,
-    SegmentDir,
     describe_exits,
     device_names,
-    echoes_a_rank,
-    find_fault,
     free_port,
     num_ranks,
     rank_environment,
     send_command,
 )
 from store import leases
+from store.checkpoints import record_verification
 from store.commands import mark_delivered
 from store.models import Command, Run
 from store.queue import held_gpus
 from store.retention import rules_of
+from store.rollback import open_rollback
 from store.runs import LeaseLost, RunNotFound, locked_run, transition
 from store.session import AWAY, make_engine, session_factory
+from worker.attempt import Attempt
 from worker.attempt_view import AttemptView
 from worker.delivery import Delivery
-from worker.outcome import EndedBy, Outcome, from_end, from_fault, stopped_unasked, without_end, write_outcome
+from worker.outcome import EndedBy, Outcome, write_outcome
 from worker.processes import kill_marked
 from worker.prune import Pruner
-from worker.segment_start import Prepared, prepare
+from worker.segment_start import Prepared, loaded_checkpoint, prepare
 from worker.settings import WorkerSettings, read_settings
+from worker.target_check import TargetCheck, TargetChecks
 from worker.trainer_process import RankStart, TrainerProcesses
 
 log = logging.getLogger("worker.supervise")
@@ -70,47 +69,7 @@ TERM_GRACE_S: dict[EndedBy, float] = {
     "loading_stop": 0.5,
     "rank_lost": LOST_GRACE_S,
 }
-# What a trainer that has gone left running.
-CHILDREN_GRACE_S = 2.0
 AWAY_PAUSE_S = 1.0
-
-
-@dataclass
-class Attempt:
-    """A started trainer, and what belongs to it."""
-
-    number: int
-    segment: SegmentDir
-    view: AttemptView
-    delivery: Delivery
-    pruner: Pruner
-    trainer: TrainerProcesses
-    exits: list[RankExit] = field(default_factory=list)
-    ended_by: EndedBy | None = None
-    why: str | None = None
-    left_at: float | None = None
-    pruned_at: int | None = None
-
-    def end(self, by: EndedBy, why: str) -> None:
-        """From now on the trainer is being ended."""
-        log.warning("ending the trainer: %s", why)
-        self.ended_by, self.why = by, why
-
-    def over(self) -> bool:
-        """Whether the trainer and all it started are gone. What it left behind when it went is ended here."""
-        self.exits = self.trainer.exits()  # looked at before the journal, so that a last word is never overlooked
-        self.view.read()
-        return self.trainer.all_left() and self.trainer.end(CHILDREN_GRACE_S)
-
-    def outcome(self, draining: bool, asked_to_stop: bool) -> Outcome:
-        """What became of it."""
-        end, exits = self.view.end, self.trainer.exits()
-        fault = find_fault(self.segment, self.number, exits) if self.ended_by in (None, "rank_lost") else None
-        if end is not None and not (
-            stopped_unasked(end, self.ended_by, asked_to_stop or draining) or echoes_a_rank(end, exits, fault)
-        ):
-            return from_end(end, self.view.saved_iteration, draining)
-        return from_fault(fault) if fault is not None else without_end(exits, self.ended_by, self.why, draining)
 
 
 class Supervisor:
@@ -127,6 +86,8 @@ class Supervisor:
         self._drain_until: float | None = None
         self._drain_told = False
         self._stop_until: float | None = None
+        self._back_until: float | None = None
+        self._checks = TargetChecks()
         self._handed_over: dict[str, str] = {}
         self._renew_at = 0.0
         self._look_at = 0.0
@@ -142,7 +103,10 @@ class Supervisor:
                 raise RunDirectoryError(f"processes {left} of an earlier attempt are still there and cannot be ended")
             attempt = self._start(prepared)
             self._look_after(attempt)
-            outcome = attempt.outcome(self.draining, self._stop_until is not None)
+            asked = self._stop_until is not None or self._back_until is not None
+            outcome = attempt.outcome(self.draining and self._back_until is None, asked)
+            if outcome.kind == "failed" and outcome.code == CheckpointError.code and not attempt.view.started:
+                outcome = self._blame_checkpoint(prepared, outcome)
         except (LeaseLost, RunNotFound) as lost:
             # Somebody else decides about the run now, and must not meet our trainer.
             log.warning("left the run alone: %s", lost)
@@ -162,6 +126,26 @@ class Supervisor:
         if attempt is not None:
             self._end_now(attempt)
         return self._rest(attempt, outcome)
+
+    def _blame_checkpoint(self, prepared: Prepared, outcome: Outcome) -> Outcome:
+        """A trainer could not load its checkpoint. If that is damaged the run goes on from an older one by itself."""
+        found = self._patiently(lambda: loaded_checkpoint(self.sessions, prepared, self.run_dir))
+        if found is None:
+            return outcome
+        check = TargetCheck(self.run_dir.parent / found.run_id, found.path, found.manifest_sha256)
+        while not check.finished:
+            self._patiently(self._renew)
+            time.sleep(TICK_S)
+        fault = check.fault
+        if fault is None:
+            return outcome
+
+        def tell() -> None:
+            with self.sessions.begin() as session:
+                record_verification(session, found.run_id, found.id, fault)
+
+        self._patiently(tell)
+        return Outcome("lost", "checkpoint_damaged", f"checkpoint {found.id} could not be loaded: {fault}")
 
     def drain(self, signum: int = 0, frame: FrameType | None = None) -> None:
         """Save, stop, and put the run back into the queue."""
@@ -240,7 +224,12 @@ class Supervisor:
             .where(Command.run_id == self.run_id, Command.finished_at.is_(None))
             .order_by(Command.created_at, Command.id)
         ).all()
+        if all(kind != "rollback" for _, kind, *_ in rows):
+            self._back_until = None  # withdrawn by a stop, which has a deadline of its own
         for command_id, kind, status, remaining_s, state in rows:
+            if kind == "rollback":
+                self._take_rollback(session, attempt, state, float(remaining_s))
+                continue
             if kind == "stop":
                 self._stop_until = time.monotonic() + float(remaining_s)
             if kind == "pause" and state == "running":  # asked of an earlier attempt
@@ -252,13 +241,26 @@ class Supervisor:
             if status == "pending":
                 mark_delivered(session, command_id)
 
+    def _take_rollback(self, session: Session, attempt: Attempt, state: str, remaining_s: float) -> None:
+        """Once its checkpoint is known to be whole, have the trainer save and stop; until then the run goes on."""
+        asked = open_rollback(session, self.run_id)
+        if asked is None or asked.command.id in self._handed_over:
+            return
+        if not self._checks.settled(session, asked, self.run_dir, remaining_s):
+            return
+        if state in ("starting", "running", "pausing"):
+            transition(session, self.run_id, "stopping", expect_token=self.token, reason_code="rollback")
+        send_command(attempt.segment, ControlCommand(asked.command.id, "stop", self.token))
+        self._handed_over[asked.command.id] = "rollback"
+        self._back_until = time.monotonic() + self.settings.rollback_stop_s
+
     def _decide(self, attempt: Attempt) -> None:
         """What needs no database: begin to drain, and end a trainer whose time is over."""
         now = time.monotonic()
         if self.draining and self._drain_until is None:
             self._drain_until = now + self.settings.drain_s
             # A run that pauses or stops comes to rest with a checkpoint anyway.
-            if not {"pause", "stop"} & set(self._handed_over.values()):
+            if not {"pause", "stop", "rollback"} & set(self._handed_over.values()):
                 send_command(attempt.segment, ControlCommand(f"drain-{self.token}", "stop", self.token))
         if attempt.ended_by is not None:
             attempt.trainer.end(TERM_GRACE_S[attempt.ended_by])
@@ -268,10 +270,13 @@ class Supervisor:
                 attempt.trainer.end(0)
         elif any(exit.breaks_group for exit in attempt.exits) and not attempt.trainer.all_left():
             attempt.end("rank_lost", f"the others cannot go on ({describe_exits(attempt.exits)})")
-        elif (self._stop_until or self._drain_until) and not attempt.view.started:
+        elif (self._stop_until or self._drain_until or self._back_until) and not attempt.view.started:
             attempt.end("loading_stop", "it was loading when it was asked to stop")
         elif self._stop_until is not None and now > self._stop_until:
             attempt.end("deadline", "the trainer did not stop by the command's deadline and was ended")
+        elif self._back_until is not None and now > self._back_until:
+            patience_s = self.settings.rollback_stop_s
+            attempt.end("deadline", f"the trainer did not stop for the roll back within {patience_s:.0f} s")
         elif self._drain_until is not None and now > self._drain_until:
             attempt.end("deadline", f"the trainer did not save within {self.settings.drain_s:.0f} s and was ended")
         elif (why := attempt.view.stalled()) is not None:

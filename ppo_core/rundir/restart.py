@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 from ppo_core.errors import RunDirectoryError
@@ -10,12 +11,16 @@ from ppo_core.rundir.journal import all_events
 from ppo_core.rundir.segments import SegmentDir, SegmentStart, segments
 
 
-def next_start(run_dir: Path) -> SegmentStart:
+def next_start(run_dir: Path, damaged: Collection[Path] = ()) -> SegmentStart:
     """What a restart of this run has to run: the newest segment again, or a new one behind it.
 
     The newest segment goes on when its journal ends where its newest checkpoint stands. When the journal is further
     than that, the iterations in between will be done again: a new segment starts from the checkpoint, so that no
     iteration ever has two values in one segment. Pass the result to `create_segment`.
+
+    Args:
+        damaged: checkpoints that are known not to be whole. They are passed over; the one that the newest segment
+            itself starts from is not, since only who knows the run's history can name another.
 
     Raises:
         RunDirectoryError: the run has no segment yet.
@@ -26,9 +31,11 @@ def next_start(run_dir: Path) -> SegmentStart:
     newest = existing[-1]
     start = newest.read_start()
     reached = last_iteration(newest)
-    whole = checkpoints(newest)
+    there = checkpoints(newest)
+    whole = [path for path in there if path not in damaged]
     stands = checkpoint_iteration(whole[-1]) if whole else start_iteration(start)
-    if reached <= (stands or 0):
+    # A trainer takes the newest of its own segment: where that one is damaged it must be another segment.
+    if reached <= (stands or 0) and there[-1:] == whole[-1:]:
         return start
     return SegmentStart(
         run_id=start.run_id,

@@ -116,7 +116,7 @@ class Platform:
         with self.sessions() as session:
             return session.get_one(Command, command_id)
 
-    def wait(self, run_id: str, wanted: Callable[[Run], bool], timeout_s: float = 30) -> Run:
+    def wait(self, run_id: str, wanted: Callable[[Run], bool], timeout_s: float = 60) -> Run:
         deadline = time.monotonic() + timeout_s
         run = None
         while time.monotonic() < deadline:
@@ -131,7 +131,7 @@ class Platform:
             f"iteration {run.iteration}, attempt {run.attempt}\n{self.logs(run_id)}"
         )
 
-    def wait_state(self, run_id: str, *states: str, timeout_s: float = 30) -> Run:
+    def wait_state(self, run_id: str, *states: str, timeout_s: float = 60) -> Run:
         return self.wait(run_id, lambda run: run.state in states, timeout_s)
 
     # What is to be seen from outside

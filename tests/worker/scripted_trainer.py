@@ -34,6 +34,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from ppo_core.errors import CheckpointError
 from ppo_core.rundir import (
     MANIFEST,
     JournalWriter,
@@ -44,6 +45,7 @@ from ppo_core.rundir import (
     new_checkpoint,
     read_commands,
     remove_leftovers,
+    verify_checkpoint,
 )
 
 # Under `ppo up` Python looks for nothing beside the program that it runs.
@@ -130,6 +132,12 @@ class ScriptedTrainer:
         remove_leftovers(self.segment)
         own = checkpoints(self.segment)
         origin = own[-1] if own else (Path(self.start.checkpoint) if self.start.checkpoint else None)
+        try:
+            if origin is not None:
+                verify_checkpoint(origin)
+        except CheckpointError as error:
+            fault = {"code": error.code, "message": str(error), "hint": error.hint, "traceback": ""}
+            return self.end(error.exit_code, "error", 0, fault)
         iteration = (checkpoint_iteration(origin) or 0) if origin else 0
         self.journal.append(
             "started",

@@ -1,0 +1,78 @@
+"""Compares the checkpoint that a run shall go back to with what was recorded of it, in a thread: it may take minutes.
+
+Both who can carry a roll back out use it, the supervisor and the reconciler. The answer is in the command's status, so
+whoever comes later need not compare again.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from pathlib import Path
+
+from sqlalchemy.orm import Session
+
+from ppo_core.errors import CheckpointError
+from ppo_core.rundir import check_stored
+from store.commands import mark_finished
+from store.rollback import OpenRollback, TargetUnusable, confirm_target, fail_rollback, usable
+
+log = logging.getLogger(__name__)
+
+LATE = "its checkpoint could not be compared with its manifest in time; nothing of the run was changed"
+
+
+class TargetCheck:
+    """One comparison, begun when this is made."""
+
+    def __init__(self, run_dir: Path, path: str, manifest_sha256: str) -> None:
+        self.fault: str | None = None
+        self._finished = threading.Event()
+        arguments = (run_dir, path, manifest_sha256)
+        threading.Thread(target=self._compare, args=arguments, name="verify", daemon=True).start()
+
+    @property
+    def finished(self) -> bool:
+        return self._finished.is_set()
+
+    def _compare(self, run_dir: Path, path: str, manifest_sha256: str) -> None:
+        try:
+            check_stored(run_dir, path, manifest_sha256)
+        except (CheckpointError, OSError) as error:
+            self.fault = str(error)
+        finally:
+            self._finished.set()
+
+
+class TargetChecks:
+    """The comparisons of this process, by command."""
+
+    def __init__(self) -> None:
+        self._checks: dict[str, TargetCheck] = {}
+
+    def settled(self, session: Session, asked: OpenRollback, run_dir: Path, remaining_s: float) -> bool:
+        """Whether the checkpoint is known to be whole; called again until it is, or the roll back has failed.
+
+        Writes what was found in the caller's transaction.
+        """
+        command = asked.command
+        if asked.verified:
+            return True
+        try:
+            target = usable(asked.target, command.payload["checkpoint"])
+        except TargetUnusable as error:
+            fail_rollback(session, asked, str(error), damaged=False)
+            return False
+        check = self._checks.get(command.id)
+        if check is None:
+            check = self._checks[command.id] = TargetCheck(run_dir, target.path, target.manifest_sha256)
+        if not check.finished:
+            if remaining_s <= 0:
+                mark_finished(session, command.id, "timed_out", LATE)
+            return False
+        if check.fault is not None:
+            log.error("run %s does not go back to %s: %s", command.run_id, target.id, check.fault)
+            fail_rollback(session, asked, check.fault, damaged=True)
+            return False
+        confirm_target(session, asked)
+        return True
