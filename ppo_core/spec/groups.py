@@ -336,51 +336,6 @@ class UpdateConfig(Group):
         return "packed" if self.pack_rows else "padded"
 
 
-class TrainingConfig(Group):
-    """What runs the passes and the optimizer."""
-
-    engine: Literal["local", "deepspeed"] = setting(
-        "local", "rollback", "One process with plain torch (`local`), or any number of ranks with DeepSpeed."
-    )
-    ranks: int = setting(1, "rollback", "Processes that train together; with `local` only 1.", ge=1, le=1024)
-    zero_stage: int = setting(
-        0,
-        "rollback",
-        "What DeepSpeed shares out over the ranks: nothing (0), optimizer states (1), gradients too (2), weights too "
-        "(3).",
-        ge=0,
-        le=3,
-    )
-    offload: Literal["none", "optimizer"] = setting(
-        "none", "rollback", "What DeepSpeed keeps in the host's memory: nothing, or float32 weights and moments."
-    )
-    peer_timeout_s: float = setting(
-        1200.0,
-        "rollback",
-        "Longest time that a rank waits for the others.",
-        ge=1,
-        le=86400,
-    )
-
-    @model_validator(mode="after")
-    def _engine_can(self) -> Self:
-        misfits = []
-        if self.engine == "local":
-            for name, plain in (("ranks", 1), ("zero_stage", 0), ("offload", "none")):
-                if getattr(self, name) != plain:
-                    message = (
-                        f"training.{name} is {getattr(self, name)!r} but training.engine is local, one process that "
-                        f"shares nothing out; set training.engine to deepspeed, or training.{name} to {plain!r}"
-                    )
-                    misfits.append((f"/{name}", message))
-        elif self.offload == "optimizer" and self.zero_stage == 0:
-            message = "training.offload is optimizer, which DeepSpeed can from ZeRO stage 1 on; set zero_stage to 1"
-            misfits.append(("/zero_stage", message))
-        if misfits:
-            raise Misfits(misfits)
-        return self
-
-
 class GateConfig(Group):
     """The judge gate: held-out answers compared by a judge, in pairs, with the last gate and with the start."""
 

@@ -6,6 +6,7 @@ from typing import Self
 
 from pydantic import model_validator
 
+from ppo_core.spec.engines import TrainingConfig
 from ppo_core.spec.groups import (
     AlertsConfig,
     CheckpointsConfig,
@@ -18,7 +19,6 @@ from ppo_core.spec.groups import (
     ResourcesConfig,
     RolloutConfig,
     SamplesConfig,
-    TrainingConfig,
     UpdateConfig,
 )
 from ppo_core.spec.scorers import MIN_ROWS_FOR_SLOPE, RewardConfig
