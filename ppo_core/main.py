@@ -41,6 +41,16 @@ if TYPE_CHECKING:
 LOADING_DEADLINE_S = 1800.0
 # No end code: whoever started the ranks sees how each of them left, and decides by that.
 NO_LAST_WORD = 1
+# Words of faults in exchanges between ranks that are of the other side, gone or late.
+GLOO_SAYS_OF_PEERS = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "Timed out waiting",
+    "timeout caused pair closure",
+)
+NCCL_SAYS_OF_PEERS = ("ncclRemoteError", "remote process exited", "Watchdog caught collective operation timeout")
+TORCH_SAYS_OF_PEERS = ("DistNetworkError",)  # by name: torch is not loaded here
 
 
 def run_segment(segment: SegmentDir, token: int, attempt: int, change: Callable[[Any], None] | None = None) -> ExitCode:
@@ -137,10 +147,16 @@ def _checkpoint_to_start_from(segment: SegmentDir, start: SegmentStart) -> Path 
 
 
 def peers_are_gone(fault: BaseException) -> bool:
-    """Whether an exchange with other ranks failed, inside a library that says so by a plain `RuntimeError`."""
-    several = int(os.environ.get("WORLD_SIZE", "1")) > 1
-    words = ("gloo", "NCCL", "Connection closed by peer", "Connection reset", "Timed out waiting", "DistBackendError")
-    return several and isinstance(fault, RuntimeError) and any(word in str(fault) for word in words)
+    """Whether an exchange failed since another rank is gone or late, in a library that says so by a `RuntimeError`.
+
+    A wrong type, a wrong size or no memory in an exchange are faults of this rank, and its own.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1 or not isinstance(fault, RuntimeError):
+        return False
+    said = str(fault)
+    if "gloo/transport" in said:  # where gloo speaks to others; its other places look at what it is given
+        return any(word in said for word in GLOO_SAYS_OF_PEERS)
+    return type(fault).__name__ in TORCH_SAYS_OF_PEERS or any(word in said for word in NCCL_SAYS_OF_PEERS)
 
 
 def _described(fault: BaseException, code: str, hint: str) -> dict[str, str]:
