@@ -65,11 +65,14 @@ class SharedEngine:
         return [by_row[row] for row in range(num_rows)]
 
     def sync_weights(self, weights: PolicyWeights, probe: Probe, version: int) -> SyncReport:
-        if self._own is None:
+        def sync() -> SyncReport | None:
+            if self._own is not None:
+                return self._own.sync_weights(weights, probe, version)
             for _ in weights:  # Making them whole may take every rank.
                 pass
-        own = self._own
-        reports = self._ranks.together(lambda: own.sync_weights(weights, probe, version) if own is not None else None)
+            return None
+
+        reports = self._ranks.together(sync)
         report = next(each for each in reports if each is not None)
         self._version = report.version
         return report

@@ -23,6 +23,9 @@ from ppo_core.models.policy import PolicyModel
 # For the time it is entered, the given parameters are whole on this rank.
 Gather = Callable[[list[nn.Parameter]], AbstractContextManager[None]]
 
+# Runs a part that needs no other rank; fails on all ranks where it fails on one, before any of them waits for another.
+Agree = Callable[[Callable[[], None]], object]
+
 PROBE_LENGTHS = (3, 8)
 _LAYER = re.compile(r"^.*?\.\d+(?=\.)")
 
@@ -37,19 +40,33 @@ class PolicyWeights:
     Source: the traps of gathering a whole partitioned model at once, huggingface/trl#2557, modelscope/ms-swift#7986.
     """
 
-    def __init__(self, policy: PolicyModel, gather: Gather = lambda parameters: nullcontext()) -> None:
+    def __init__(
+        self,
+        policy: PolicyModel,
+        gather: Gather = lambda parameters: nullcontext(),
+        agree: Agree = lambda local: local(),
+    ) -> None:
         self.policy = policy
         self._gather = gather
+        self._agree = agree
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-        model = self.policy.model
-        named = model.named_parameters()  # tied ones once
+        named = self.policy.model.named_parameters()  # tied ones once
         for _, layer in groupby(named, key=lambda pair: _layer_of(pair[0])):
             pairs = list(layer)
             with self._gather([parameter for _, parameter in pairs]):
-                for name, parameter in pairs:
-                    if not is_adapter(name):
-                        yield plain_name(name), merged_weight(model, name, parameter.detach())
+                yield from self._merged(pairs)
+
+    def _merged(self, layer: list[tuple[str, nn.Parameter]]) -> list[tuple[str, Tensor]]:
+        made: list[tuple[str, Tensor]] = []
+
+        def merge() -> None:
+            for name, parameter in layer:
+                if not is_adapter(name):
+                    made.append((plain_name(name), merged_weight(self.policy.model, name, parameter.detach())))
+
+        self._agree(merge)
+        return made
 
     def held(self, keep: bool = True) -> dict[str, Tensor]:
         """All of them at once, copied to the host; iterated but not kept, and so empty, where `keep` is False."""

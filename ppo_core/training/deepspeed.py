@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -126,7 +126,9 @@ class DeepSpeedEngine:
         self._finish(held=True)
 
     def weights(self) -> PolicyWeights:
-        return PolicyWeights(self._policy, self._gathered())
+        if self._spec.training.zero_stage < 3:
+            return PolicyWeights(self._policy)
+        return PolicyWeights(self._policy, self._gathered, self._ranks.together)
 
     def probe(self) -> Probe:
         return probe_of(self._policy, self._actor.logprobs)
@@ -155,11 +157,23 @@ class DeepSpeedEngine:
             side.hold(trunk=held or not self._policy_learns, heads=held)
         return [side.step() for side in self._sides]
 
-    def _gathered(self) -> Callable[[list[nn.Parameter]], AbstractContextManager[None]]:
-        if self._spec.training.zero_stage < 3:
-            return lambda parameters: nullcontext()
-        gathered: Callable[[list[nn.Parameter]], AbstractContextManager[None]] = _deepspeed().zero.GatheredParameters
-        return gathered
+    @contextmanager
+    def _gathered(self, parameters: list[nn.Parameter]) -> Iterator[None]:
+        """Parameters are whole for the time this is entered. A rank that has no room for them says so before the others
+        wait for it."""
+        self._ranks.together(lambda: _require_room(parameters))
+        with _deepspeed().zero.GatheredParameters(parameters):
+            yield
+
+
+def _require_room(parameters: list[nn.Parameter]) -> None:
+    """What gathering these will take can be had; the allocator keeps it for that.
+
+    Raises:
+        RuntimeError: as torch has no memory for it.
+    """
+    room = [torch.empty(one.ds_numel, dtype=one.dtype, device=one.device) for one in parameters]  # type: ignore[attr-defined]
+    del room
 
 
 class _Wrapped:
