@@ -121,6 +121,9 @@ class CudaIPCWeights:
             yield self._whole(part, handles)
         self.digest = digest_of(lines)
 
+    def deliver(self) -> None:
+        """Nothing: it lies there to be read."""
+
     def _whole(self, part: _Part, handles: Handles) -> dict[str, Any]:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)  # The other side reads what was copied, not what will be.

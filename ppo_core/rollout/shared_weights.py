@@ -52,6 +52,9 @@ class SharedWeights:
         self.digest = weights_digest(self._written())
         yield {"path": self.path, "index": self.index}
 
+    def deliver(self) -> None:
+        """Nothing: it lies there to be read."""
+
     def _written(self) -> Iterator[tuple[str, Tensor]]:
         for name, tensor in self._weights:
             held = tensor.detach().cpu().contiguous()

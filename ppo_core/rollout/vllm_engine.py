@@ -7,8 +7,6 @@ asking once more what their last token is worth; every sync by digest, version, 
 from __future__ import annotations
 
 import importlib.util
-import os
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -19,12 +17,14 @@ from ppo_core.errors import DataError, EngineLostError, EngineTimeoutError, Roll
 from ppo_core.models.policy import PolicyModel
 from ppo_core.rollout.cuda_ipc import CudaIPCWeights
 from ppo_core.rollout.engine import Response, SyncReport
+from ppo_core.rollout.engine_folder import EngineFolder
+from ppo_core.rollout.nccl_weights import NCCLGroup, NCCLWeights
 from ppo_core.rollout.shared_weights import SharedWeights, read_weights
 from ppo_core.rollout.transformers_engine import PROBE_TOLERANCE, stop_ids_of
 from ppo_core.rollout.vllm_process import VLLMProcess
 from ppo_core.rollout.vllm_replica import Message, Replica, answers
-from ppo_core.rollout.vllm_service import VLLMService
-from ppo_core.rollout.vllm_settings import CUDA_IPC, SHARED_MEMORY, environment_of, settings_of
+from ppo_core.rollout.vllm_servers import common_way, met_by_nccl, services
+from ppo_core.rollout.vllm_settings import CUDA_IPC, NCCL, SHARED_MEMORY, environment_of, settings_of
 from ppo_core.rollout.weights import PolicyWeights, Probe
 from ppo_core.spec.groups import RolloutConfig
 
@@ -44,6 +44,10 @@ class Transfer(Protocol):
     """One transfer of weights, part by part; a part is good until the next is asked for."""
 
     digest: str  #: of all that was sent, once every part was taken
+
+    def deliver(self) -> None:
+        """What has to happen while the part that was last given is being read."""
+        ...
 
     def __enter__(self) -> Self: ...
 
@@ -102,30 +106,34 @@ class VLLMEngine:
                 "neither the model nor its tokenizer has an end-of-text id, so no response could ever end",
                 hint="Give rollout.stop_ids or rollout.stop_strings.",
             )
-        # Until the end: vLLM leaves files of its own where it is told that temporary ones go.
-        self._folder = tempfile.TemporaryDirectory(prefix="ppo-vllm-", ignore_cleanup_errors=True)
-        folder = Path(self._folder.name)
+        # Until the end: vLLM leaves files of its own where it is told that temporary ones go. A server has its own.
+        self._folder = None if config.vllm.servers else EngineFolder()
         settings = settings_of(
             policy,
             config,
-            folder=folder,
+            folder=None if self._folder is None else self._folder.path,
             max_prompt_tokens=max_prompt_tokens,
             transfer=self._transfer,
             extension=extension,
         )
         self._replicas: list[Replica]
-        if config.vllm.servers:
-            self._replicas = list(_services(config, tokenizer))
+        if self._folder is None:
+            self._replicas = services(config, tokenizer)
         else:
             _require_vllm()
-            _write_model(policy, tokenizer, folder)
-            environment = environment_of(policy.device, config.vllm.replicas, folder)
+            _write_model(policy, tokenizer, self._folder.path)
+            environment = environment_of(policy.device, config.vllm.replicas, self._folder.path)
             self._replicas = [
                 VLLMProcess(f"vLLM engine {place}", logs / f"{label}-{place}.log", environment, config.vllm.timeout_s)
                 for place in range(config.vllm.replicas)
             ]
+        self._group: NCCLGroup | None = None
         try:
-            answers([(one, one.ask("start", timeout_s=START_TIMEOUT_S, settings=settings)) for one in self._replicas])
+            started = self._ask_all("start", timeout_s=START_TIMEOUT_S, settings=settings)
+            if self._folder is None:
+                self._transfer = common_way(started, self._device)
+            if self._transfer == NCCL:
+                self._group = met_by_nccl(self._replicas, started, self._device, config.vllm.timeout_s)
         except BaseException:
             self.close()
             raise
@@ -210,14 +218,17 @@ class VLLMEngine:
         """End all of its processes, and let go of servers; harmless when repeated."""
         for replica in self._replicas:
             replica.kill()
-        self._folder.cleanup()
+        if self._folder is not None:
+            self._folder.remove()
 
     def _send(self, pairs: Iterable[tuple[str, torch.Tensor]], version: int) -> tuple[str, list[Message]]:
         """Send all weights to every process: the digest of what was sent, and what each says that it received."""
         self._ask_all("begin_update")
         with self._transferred(pairs) as transfer:
             for part in transfer:
-                self._ask_all("update", part=part)
+                calls = self._asked("update", part=part)
+                transfer.deliver()
+                answers(calls)
             return transfer.digest, self._ask_all("finish_update", version=str(version))
 
     def _send_twice(self, pairs: Iterable[tuple[str, torch.Tensor]], version: int) -> tuple[str, list[Message]]:
@@ -234,10 +245,15 @@ class VLLMEngine:
         return sent
 
     def _transferred(self, pairs: Iterable[tuple[str, torch.Tensor]]) -> Transfer:
+        if self._group is not None:
+            return NCCLWeights(pairs, self._group, self._device)
         return CudaIPCWeights(pairs, self._device) if self._transfer == CUDA_IPC else SharedWeights(pairs)
 
+    def _asked(self, operation: str, **arguments: Any) -> list[tuple[Replica, int]]:
+        return [(replica, replica.ask(operation, **arguments)) for replica in self._replicas]
+
     def _ask_all(self, operation: str, **arguments: Any) -> list[Message]:
-        return answers([(process, process.ask(operation, **arguments)) for process in self._replicas])
+        return answers(self._asked(operation, **arguments))
 
     def _verified_gap(self, name: str, answer: Message, digest: str, probe: Probe, version: int) -> float:
         """Nats between the probe's logprobs of engine and trainer, once all else that was found is right."""
@@ -319,18 +335,6 @@ class VLLMEngine:
                         f"asked again, allowed are {allowed:.3g} apart: its responses are not those of their rows",
                         hint="The engine returned responses in another order, or of other weights. Do not train on it.",
                     )
-
-
-def _services(config: RolloutConfig, tokenizer: Any) -> Iterator[VLLMService]:
-    for url in config.vllm.servers:
-        yield VLLMService(
-            f"vLLM server {url}",
-            url,
-            os.environ,
-            timeout_s=config.vllm.timeout_s,
-            max_rows=config.vllm.max_rows,
-            tokenizer=tokenizer,
-        )
 
 
 def _require_received(name: str, version: int, sent: str, received: str) -> None:

@@ -23,7 +23,7 @@ SAID_CHARACTERS = 1500
 
 
 class ServerFault(Exception):
-    """The server answered with another status than 200."""
+    """The server answered with another status than 200, or with what is no JSON."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(f"status {status}: {message}")
@@ -134,7 +134,10 @@ class ServerConnection:
             raise self._lost(error) from error
         if answer.status_code != 200:
             raise ServerFault(answer.status_code, answer.text[:SAID_CHARACTERS])
-        return answer.json() if answer.content else None
+        try:
+            return answer.json() if answer.content else None
+        except ValueError as error:
+            raise ServerFault(answer.status_code, f"the answer to {path} is no JSON, so no vLLM server's") from error
 
     async def _within(self, path: str, call: Any) -> Any:
         try:

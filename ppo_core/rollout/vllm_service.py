@@ -18,10 +18,11 @@ from typing import Any
 
 from ppo_core.errors import DataError, EngineLostError, EngineTimeoutError
 from ppo_core.rollout.stop_strings import StopStrings
-from ppo_core.rollout.vllm_host import Refused, folded_seed, received
+from ppo_core.rollout.vllm_host import Refused, received
 from ppo_core.rollout.vllm_http import ServerConnection, ServerFault
 from ppo_core.rollout.vllm_replica import Message, answered
-from ppo_core.rollout.vllm_settings import SHARED_MEMORY
+from ppo_core.rollout.vllm_requests import about_last, completion_request, last_logprob, logprobs_of, require_prompt
+from ppo_core.rollout.vllm_settings import NCCL, SHARED_MEMORY
 
 # Between two looks at whether the engine lives while it generates, seconds.
 PULSE_S = 1.0
@@ -182,7 +183,7 @@ class VLLMService:
 
     def _row_request(self, row: dict[str, Any], sampling: dict[str, Any]) -> dict[str, Any]:
         room = self._settings["engine"]["max_model_len"] - len(row["prompt"])
-        return _request(
+        return completion_request(
             row["prompt"],
             temperature=sampling["temperature"],
             max_tokens=min(sampling["max_new_tokens"], room),
@@ -207,7 +208,7 @@ class VLLMService:
             async for event in events:
                 for choice in event["choices"]:
                     found["prompt"] = found["prompt"] or choice["prompt_token_ids"]
-                    for token, logprob in zip(choice["token_ids"], _logprobs(choice), strict=True):
+                    for token, logprob in zip(choice["token_ids"], logprobs_of(choice), strict=True):
                         found["ids"].append(token)
                         found["logprobs"].append(logprob)
                         if strings.just_appeared(found["ids"]):
@@ -216,9 +217,16 @@ class VLLMService:
         return found
 
     async def _last_logprobs(self, rows: list[list[int]], temperature: float) -> Message:
-        asked = [_about_last(ids, temperature) for ids in rows]
+        asked = [about_last(ids, temperature) for ids in rows]
         answers = await self._while_alive(_together(self._server.post_patiently("/v1/completions", a) for a in asked))
-        return {"logprobs": [_last_logprob(answer, ids[-1]) for answer, ids in zip(answers, rows, strict=True)]}
+        return {"logprobs": [last_logprob(answer, ids[-1]) for answer, ids in zip(answers, rows, strict=True)]}
+
+    async def _meet(self, invitation: dict[str, Any]) -> Message:
+        """Come into the trainer's group, in place of the one of a trainer that was here before."""
+        await self._rpc("give_up_update")
+        await self._server.post("/shutdown_weight_transfer_engine")
+        await self._server.post("/init_weight_transfer_engine", {"init_info": invitation})
+        return {}
 
     async def _begin_update(self) -> Message:
         self._weights_ok = None
@@ -254,21 +262,21 @@ class VLLMService:
     async def _canary(self) -> dict[str, Any]:
         """See `EngineHost`: a cached row, by the route that reads the cache and by the one that does not."""
         row: list[int] = self._settings["canary"]
-        cached = await self._server.post("/v1/completions", _about_last(row, 1.0))
+        cached = await self._server.post("/v1/completions", about_last(row, 1.0))
         (whole,) = await self._prompt_logprobs([row])
         details = cached["usage"]["prompt_tokens_details"]
         if details is None:
             raise DataError(f"{self.name} was started without --enable-prompt-tokens-details", hint=START_HINT)
-        gap = abs(_last_logprob(cached, row[-1]) - whole[-1])
+        gap = abs(last_logprob(cached, row[-1]) - whole[-1])
         return {"num_cached": details["cached_tokens"] or 0, "canary_gap": gap}
 
     async def _prompt_logprobs(self, rows: list[list[int]]) -> list[list[float]]:
-        asked = [_request(ids, temperature=1.0, max_tokens=1, seed=0, prompt_logprobs=0) for ids in rows]
+        asked = [completion_request(ids, temperature=1.0, max_tokens=1, seed=0, prompt_logprobs=0) for ids in rows]
         answers = await _together(self._server.post("/v1/completions", one) for one in asked)
         found = []
         for answer, ids in zip(answers, rows, strict=True):
             (choice,) = answer["choices"]
-            _require_prompt(choice, ids)
+            require_prompt(choice, ids)
             said = zip(choice["prompt_logprobs"][1:], ids[1:], strict=True)
             found.append([one[str(token)]["logprob"] for one, token in said])
         return found
@@ -329,70 +337,6 @@ async def _together(calls: Iterable[Awaitable[Any]]) -> list[Any]:
             task.cancel()
 
 
-def _request(
-    prompt: list[int],
-    *,
-    temperature: float,
-    max_tokens: int,
-    seed: int,
-    stop_token_ids: list[int] | None = None,
-    **more: Any,
-) -> dict[str, Any]:
-    """Every setting by name: what is left out here the server fills in."""
-    return {
-        "prompt": prompt,
-        "add_special_tokens": False,
-        "n": 1,
-        "temperature": temperature,
-        "top_p": 1.0,
-        "top_k": 0,
-        "min_p": 0.0,
-        "presence_penalty": 0.0,
-        "frequency_penalty": 0.0,
-        "repetition_penalty": 1.0,
-        "seed": folded_seed(seed),
-        "stop": [],
-        "stop_token_ids": stop_token_ids or [],
-        "ignore_eos": True,  # The ids above are all that end a response.
-        "min_tokens": 0,
-        "max_tokens": max_tokens,
-        "logprobs": 0,
-        "prompt_logprobs": None,
-        "echo": False,
-        "stream": False,
-        "return_token_ids": True,
-        "return_tokens_as_token_ids": True,
-        **more,
-    }
-
-
-def _about_last(ids: list[int], temperature: float) -> dict[str, Any]:
-    """What its last token is worth, read through the cache as sampling does."""
-    last = ids[-1]
-    return _request(ids[:-1], temperature=temperature, max_tokens=1, seed=0, logprobs=1, logprob_token_ids=[last])
-
-
-def _last_logprob(answer: dict[str, Any], token: int) -> float:
-    """What an answer says of the one token that it was asked about."""
-    (choice,) = answer["choices"]
-    said = choice["logprobs"]["top_logprobs"][0]
-    if f"token_id:{token}" not in said:
-        raise Refused(
-            f"vLLM was asked about id {token} and told of {list(said)}: its answers are not those of its rows"
-        )
-    logprob: float = said[f"token_id:{token}"]
-    return logprob
-
-
-def _require_prompt(choice: dict[str, Any], prompt: list[int]) -> None:
-    if choice["prompt_token_ids"] != prompt:
-        raise Refused(f"vLLM answered prompt {choice['prompt_token_ids'][:8]} where {prompt[:8]} was asked")
-
-
-def _logprobs(choice: dict[str, Any]) -> list[float]:
-    return choice["logprobs"]["token_logprobs"] if choice["logprobs"] is not None else []
-
-
 def _require_fit(name: str, described: dict[str, Any], settings: dict[str, Any]) -> None:
     """The server's model is the policy's, in its precision, and says what is asked."""
     wanted = settings["engine"]
@@ -412,5 +356,5 @@ def _require_fit(name: str, described: dict[str, Any], settings: dict[str, Any])
             f"{wanted['max_model_len']}",
             hint=f"Start it with --max-model-len {wanted['max_model_len']} or more.",
         )
-    if described["transfer"] != SHARED_MEMORY:
+    if described["transfer"] not in (SHARED_MEMORY, NCCL):
         raise DataError(f"{name} takes weights by {described['transfer']!r}, which is not known here", hint=START_HINT)

@@ -46,7 +46,7 @@ def settings_of(
     policy: PolicyModel,
     config: RolloutConfig,
     *,
-    folder: Path,
+    folder: Path | None,
     max_prompt_tokens: int,
     transfer: str,
     extension: str,
@@ -56,7 +56,7 @@ def settings_of(
     Args:
         policy: gives shape, precision and device; no weights are taken from it.
         config: the spec's.
-        folder: holds the model's `config.json` and its tokenizer.
+        folder: holds the model's `config.json` and its tokenizer; None: a server has that.
         max_prompt_tokens: longest prompt.
         transfer: the way on which weights come.
         extension: full name of the class that is mixed into vLLM's worker.
@@ -86,7 +86,7 @@ def settings_of(
     )
     return {
         "engine": {
-            "model": str(folder),
+            "model": None if folder is None else str(folder),
             "load_format": "dummy",  # The first sync brings the weights.
             "skip_tokenizer_init": True,
             "generation_config": "vllm",  # nothing from the model's folder

@@ -29,6 +29,8 @@ class WeightReceiver:
     get_model: Callable[[], Any]  # the worker's own
     compute_weight_checksums: Callable[[], dict[str, str]]  # the worker's own
     vllm_config: Any  # the worker's own
+    weight_transfer_engine: Any  # the worker's own
+    _weight_update_active: bool  # the worker's own
 
     def describe(self) -> dict[str, Any]:
         """What a trainer that did not start this engine has to know of it."""
@@ -51,8 +53,15 @@ class WeightReceiver:
         except (OSError, UnicodeDecodeError):
             return {"text": None}
 
+    def give_up_update(self) -> None:
+        """End an update whose trainer was killed within it, as vLLM ends one that fails."""
+        if self._weight_update_active:
+            self._weight_update_active = False
+            self.weight_transfer_engine.reset_weight_update_target()
+
     def begin_receiving(self) -> None:
         """From here on the model holds nothing, and whatever it is given to load is noted down first."""
+        self.give_up_update()
         model = self.get_model()
         vars(model).pop("load_weights", None)  # of an update that was given up
         lines: list[str] = []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -30,8 +29,9 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMEngine]:
     made = started_engine(contract_policy(), logs, LONGEST)
     yield made
     pids = [member for pid in made.pids for member in group_of(pid)]
-    folder = Path(made._folder.name)
     assert pids
+    assert made._folder is not None
+    folder = made._folder.path
     assert folder.exists()
     made.close()
     made.close()

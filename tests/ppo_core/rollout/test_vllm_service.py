@@ -180,6 +180,17 @@ def test_a_server_that_another_trainer_has_taken_over_is_found_out(served: Serve
         second.close()
 
 
+def test_a_trainer_that_was_killed_within_a_sync_leaves_a_server_that_the_next_one_can_use(
+    served: Served, tmp_path: Path
+) -> None:
+    killed = started_engine(contract_policy(), tmp_path, server_config(served.server.url))
+    killed._ask_all("begin_update")
+    killed.close()
+    assert httpx.get(f"{served.server.url}/is_paused", trust_env=False).json() == {"is_paused": True}
+    engine = synced(configured(served.engine, rollout_config()), contract_policy())
+    assert len(engine.generate(PROMPTS, seeds=SEEDS)) == len(PROMPTS)
+
+
 @pytest.mark.parametrize(
     ("policy", "changes", "message"),
     [
