@@ -40,12 +40,15 @@ from ppo.wire import (
     DryRun,
     Event,
     EventPage,
+    ForkPreview,
     GcPreview,
     LatestMetrics,
+    Lineage,
     LogText,
     Me,
     MetricQuery,
     Preset,
+    RollbackPreview,
     Run,
     RunDetail,
     Sample,
@@ -71,6 +74,7 @@ TIMEOUT_S = 30.0
 VERIFY_TIMEOUT_S = 3600.0  # A large checkpoint is read whole.
 LONGEST_POLL_S = 25.0
 PAGE = 200
+_DRY = {"dry_run": "true"}
 RETRY_WAITS_S = (0.2, 0.8)
 PATIENCE_S = 120.0  # How long `follow` and `wait` sit out a service that cannot be reached.
 _COMES_AND_GOES = frozenset({502, 503, 504})
@@ -137,6 +141,96 @@ class Client:
     def command(self, run_id: str, command_id: str) -> Command:
         """What became of a command."""
         return cast(Command, self._get(f"/v1/runs/{_part(run_id)}/commands/{_part(command_id)}"))
+
+    def wait_command(self, run_id: str, command_id: str, *, timeout_s: float | None = None) -> Command:
+        """A command once it has its outcome.
+
+        Raises:
+            WaitTimeoutError: it had none after `timeout_s`.
+        """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            seen = self.run(run_id)["event_seq"]  # read first, so that what happens meanwhile ends the wait below
+            command = self.command(run_id, command_id)
+            if command["finished_at"] is not None:
+                return command
+            left = LONGEST_POLL_S if deadline is None else deadline - time.monotonic()
+            if left <= 0:
+                raise WaitTimeoutError(f"{command['kind']} {command_id} is {command['status']} after {timeout_s:g} s")
+            self.events(run_id, after=seen, wait_s=min(left, LONGEST_POLL_S), limit=1)
+
+    # Going back, and on
+
+    def rollback(
+        self,
+        run_id: str,
+        checkpoint_id: str,
+        *,
+        settings: Mapping[str, Any] | None = None,
+        reason: str | None = None,
+        version: int | None = None,
+        idempotency_key: str | None = None,
+    ) -> Command:
+        """Take a run back to one of its checkpoints, with `settings` ({"kl.coef": 0.1}) changed. Nothing is deleted.
+
+        With the `version` of the run that was looked at, a run that changed since is left alone.
+
+        Raises:
+            RefusedError: it is being stopped, or another roll back is under way.
+        """
+        seen = self.run(run_id)["version"] if version is None else version
+        headers = {"Idempotency-Key": idempotency_key or uuid4().hex, "If-Match": f'"{seen}"'}
+        body = {"checkpoint": checkpoint_id, "set": dict(settings or {}), "reason": reason}
+        return cast(Command, self._repeat("POST", _run(run_id, "rollback"), json=body, headers=headers))
+
+    def rollback_preview(
+        self, run_id: str, checkpoint_id: str, *, settings: Mapping[str, Any] | None = None
+    ) -> RollbackPreview:
+        """What a roll back would change and leave behind; nothing is done."""
+        body = {"checkpoint": checkpoint_id, "set": dict(settings or {})}
+        return cast(RollbackPreview, self._repeat("POST", _run(run_id, "rollback"), json=body, params=_DRY))
+
+    def fork(
+        self,
+        run_id: str,
+        checkpoint_id: str,
+        *,
+        settings: Mapping[str, Any] | None = None,
+        name: str | None = None,
+        reason: str | None = None,
+        idempotency_key: str | None = None,
+    ) -> Run:
+        """Queue a new run that goes on from a checkpoint of this one."""
+        headers = {"Idempotency-Key": idempotency_key or uuid4().hex}
+        body = {"checkpoint": checkpoint_id, "set": dict(settings or {}), "name": name, "reason": reason}
+        return cast(Run, self._repeat("POST", _run(run_id, "forks"), json=body, headers=headers))
+
+    def fork_preview(
+        self, run_id: str, checkpoint_id: str, *, settings: Mapping[str, Any] | None = None, name: str | None = None
+    ) -> ForkPreview:
+        """What a fork would be; nothing is queued."""
+        body = {"checkpoint": checkpoint_id, "set": dict(settings or {}), "name": name}
+        return cast(ForkPreview, self._repeat("POST", _run(run_id, "forks"), json=body, params=_DRY))
+
+    def resume(self, run_id: str) -> Command:
+        """Queue a paused or stopped run again."""
+        return cast(Command, self._once("POST", _run(run_id, "resume")))
+
+    def retry(self, run_id: str) -> Command:
+        """Queue a failed or cancelled run again."""
+        return cast(Command, self._once("POST", _run(run_id, "retry")))
+
+    def pause(self, run_id: str) -> Command:
+        """Have a run save and wait until it is resumed."""
+        return cast(Command, self._once("POST", _run(run_id, "pause")))
+
+    def checkpoint(self, run_id: str) -> Command:
+        """Have a run save after its present iteration, and go on."""
+        return cast(Command, self._once("POST", _run(run_id, "checkpoint")))
+
+    def lineage(self, run_id: str) -> Lineage:
+        """The run, those it was forked from, and its forks with theirs."""
+        return cast(Lineage, self._get(_run(run_id, "lineage")))
 
     # What a run leaves
 
@@ -390,6 +484,10 @@ def _spec_body(spec: str | Mapping[str, Any]) -> dict[str, Any]:
 
 def _ends(event: Event) -> bool:
     return event["type"] == "command" or (event["type"] == "state" and event["payload"].get("to") in TERMINAL)
+
+
+def _run(run_id: str, what: str) -> str:
+    return f"/v1/runs/{_part(run_id)}/{what}"
 
 
 def _checkpoint(run_id: str, checkpoint_id: str) -> str:

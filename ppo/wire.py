@@ -179,6 +179,47 @@ class Segment(LineageSegment):
     changes: list[SettingChange]
 
 
+class LineageRun(TypedDict):
+    id: str
+    name: str
+    state: State
+    segments: list[LineageSegment]
+
+
+class Lineage(TypedDict):
+    runs: list[LineageRun]
+
+
+class Change(TypedDict):
+    path: str
+    at_checkpoint: Any
+    now: Any
+    then: Any
+    changeable: Literal["rollback", "fork", "never"]
+
+
+class LeftBehind(TypedDict):
+    segment: int
+    from_iteration: int
+    to_iteration: int
+    checkpoints: int
+
+
+class ForkPreview(TypedDict):
+    checkpoint: Checkpoint
+    spec: dict[str, Any]
+    spec_yaml: str
+    changes: list[Change]
+    warnings: list[str]
+    estimate: dict[str, Any]
+    meaning: list[str]
+
+
+class RollbackPreview(ForkPreview):
+    left_behind: LeftBehind | None
+    repeats_exactly: bool
+
+
 class Verification(TypedDict):
     ok: bool
     status: Literal["good", "damaged"]

@@ -1,7 +1,16 @@
 """The run spec: a door, importable without torch."""
 
 from ppo_core.errors import SpecError
-from ppo_core.spec.changes import Difference, apply_settings, changeable, differences, pointer_of, refusals, repeats
+from ppo_core.spec.changes import (
+    Difference,
+    apply_settings,
+    changeable,
+    differences,
+    pointer_of,
+    read_settings,
+    refusals,
+    repeats,
+)
 from ppo_core.spec.continuing import misfits_with_checkpoint
 from ppo_core.spec.files import check_files
 from ppo_core.spec.hosts import EngineHosts, RewardHosts
@@ -36,6 +45,7 @@ __all__ = [
     "parse_spec",
     "pointer_of",
     "read_mapping",
+    "read_settings",
     "refusals",
     "repeats",
     "resolve_paths",

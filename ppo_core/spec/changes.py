@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel
 
-from ppo_core.spec.loading import Fault, SpecFaults, place_value
+from ppo_core.spec.loading import Fault, SpecFaults, override_value, place_value
 from ppo_core.spec.run_spec import RunSpec
 from ppo_core.spec.setting import Changeable
 
@@ -50,6 +50,21 @@ def apply_settings(data: Mapping[str, Any], settings: Mapping[str, Any]) -> dict
     if faults:
         raise SpecFaults(faults)
     return result
+
+
+def read_settings(overrides: Iterable[str]) -> dict[str, Any]:
+    """`field.name=value` texts, as a command line has them, as settings by name; values are read as YAML.
+
+    Raises:
+        SpecFaults
+    """
+    settings = {}
+    for override in overrides:
+        name, equals, text = override.partition("=")
+        if not equals or not name.strip():
+            raise SpecFaults([Fault("", f"--set {override!r}: write it as field.name=value")])
+        settings[name.strip()] = override_value(name, text, f"--set {override!r}")
+    return settings
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Difference]:

@@ -158,7 +158,7 @@ def apply_overrides(data: Mapping[str, Any], overrides: Iterable[str]) -> dict[s
         what = f"--set {_kind(override)}"
         if not equals:
             raise SpecFaults([Fault("", f"{what}: write it as field.name=value")])
-        _place(result, name, _override_value(name, text, what), what)
+        _place(result, name, override_value(name, text, what), what)
     return result
 
 
@@ -194,7 +194,12 @@ def _place(result: dict[str, Any], name: str, value: Any, what: str) -> None:
             node = node[place]
 
 
-def _override_value(name: str, text: str, what: str) -> Any:
+def override_value(name: str, text: str, what: str) -> Any:
+    """The value of a setting given as text, read as YAML; nothing at all is null.
+
+    Raises:
+        SpecFaults
+    """
     try:
         return _load(text) if text else None
     except SpecFaults as error:

@@ -1,0 +1,210 @@
+"""Going back from the command line and the client behind it, against the real service and checkpoints on disk."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+from sqlalchemy.orm import Session, sessionmaker
+from typer.testing import CliRunner
+
+from api.settings import ApiSettings
+from ppo.cli import app
+from ppo.client import Client, RefusedError, RequestError, WaitTimeoutError
+from ppo.exits import Exit
+from store import keys
+from store.metrics_write import IterationMetrics, write_metrics
+from store.models import Run
+from store.rollback import confirm_target, go_back, open_rollback
+from store.runs import transition
+from store.session import make_engine, session_factory
+from tests.api.checkpoint_files import SavedRun
+from tests.api.live_server import in_thread
+
+NOW = datetime(2026, 11, 1, tzinfo=UTC)
+
+
+@pytest.fixture(scope="module")
+def sessions(postgres_url: str) -> Iterator[sessionmaker[Session]]:
+    engine = make_engine(postgres_url)
+    yield session_factory(engine)
+    engine.dispose()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Files that a spec can name, and the platform's data folder."""
+    folder = tmp_path_factory.mktemp("platform")
+    (folder / "policy").mkdir()
+    (folder / "policy" / "config.json").write_text('{"max_position_embeddings": 128}')
+    (folder / "policy" / "model.safetensors").write_bytes(b"")
+    (folder / "train.jsonl").write_text('{"prompt": "the film"}\n' * 64)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def client(postgres_url: str, sessions: sessionmaker[Session], folder: Path) -> Iterator[Client]:
+    with sessions.begin() as session:
+        key = keys.create_key(session, "ci", "operator")[1]
+    settings = ApiSettings(DATABASE_URL=postgres_url, REDIS_URL=None, data_dir=folder / "data", roots=(folder,))
+    with in_thread(settings) as (url, _), Client(url, key) as client, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PPO_URL", url)
+        patch.setenv("PPO_KEY", key)
+        yield client
+
+
+@pytest.fixture
+def run(client: Client, folder: Path, sessions: sessionmaker[Session]) -> SavedRun:
+    """Training, at iteration 40, with four checkpoints."""
+    spec = {
+        "name": "toy",
+        "iterations": 50,
+        "policy": {"model": "policy"},
+        "data": {"prompts": "train.jsonl"},
+        "reward": {"sources": [{"kind": "sequence_classifier", "model": "policy"}]},
+    }
+    run_id = client.submit(spec)["id"]
+    with sessions.begin() as session:
+        for state in ("starting", "running"):
+            transition(session, run_id, state)
+        rows = [IterationMetrics(iteration, NOW, {"kl/coef": 0.1}) for iteration in range(1, 41)]
+        write_metrics(session, run_id, 1, rows, active=True)
+        session.get_one(Run, run_id).iteration = 40
+    run = SavedRun(sessions, folder / "data" / "runs" / run_id, run_id)
+    for iteration in (10, 20, 30, 40):
+        run.save(iteration, verified_at=NOW)
+    return run
+
+
+def carry_out(run: SavedRun) -> None:
+    """What the worker does with an open roll back."""
+    with run.sessions.begin() as session:
+        asked = open_rollback(session, run.run_id)
+        assert asked is not None
+        confirm_target(session, asked)
+        transition(session, run.run_id, "stopping")
+        go_back(session, run.run_id, asked)
+
+
+def state(run: SavedRun, *states: str) -> None:
+    with run.sessions.begin() as session:
+        for one in states:
+            transition(session, run.run_id, one)
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(app, arguments)
+
+
+def answer(*arguments: str) -> Any:
+    done = invoke(*arguments, "--json")
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
+
+
+def test_a_roll_back_names_its_checkpoint_by_iteration_and_its_settings_by_name(client: Client, run: SavedRun) -> None:
+    done = answer("rollback", run.run_id, "20", "--set", "kl.coef=0.2", "--set", "data.seed=5", "--reason", "KL")
+    assert (done["kind"], done["status"]) == ("rollback", "pending")
+    carry_out(run)
+    _, second = client.segments(run.run_id)
+    assert (second["kind"], second["reason"], second["created_by"]) == ("rollback", "KL", "ci")
+    changes = {change["path"]: change["after"] for change in second["changes"]}
+    assert changes == {"kl.coef": 0.2, "data.seed": 5}
+
+
+def test_waiting_ends_with_the_outcome(client: Client, run: SavedRun) -> None:
+    command = client.rollback(run.run_id, client.checkpoints(run.run_id)[0]["id"])
+    with pytest.raises(WaitTimeoutError, match="is pending after 0"):
+        client.wait_command(run.run_id, command["id"], timeout_s=0)
+    carry_out(run)
+    done = client.wait_command(run.run_id, command["id"])
+    assert (done["status"], done["outcome"]) == ("done", {"segment": 2, "iteration": 10})
+
+
+def test_wait_takes_no_longer_than_asked(run: SavedRun) -> None:
+    assert invoke("rollback", run.run_id, "20", "--wait", "--timeout", "0.1").exit_code == Exit.TIMED_OUT
+
+
+def test_a_preview_changes_nothing_and_tells_all(client: Client, run: SavedRun) -> None:
+    told = invoke("rollback", run.run_id, "20", "--set", "kl.coef=0.2", "--dry-run")
+    assert told.exit_code == 0, told.output
+    assert "left behind, and kept: iterations 21 to 40 of segment 1, 2 checkpoints" in told.output
+    assert "kl.coef: 0.05 at the checkpoint, 0.05 now, 0.2 then" in told.output
+    assert "nothing was changed" in told.output
+    same = answer("rollback", run.run_id, "20", "--dry-run")
+    assert same["repeats_exactly"] is True
+    assert client.run(run.run_id)["open_commands"] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("20", "--set", "seed=9"), "/set/seed: seed cannot change within a run (it is 1): fork instead"),
+        (("20", "--set", "kl.coef"), "write it as field.name=value"),
+        (("25",), "there is no checkpoint '25'"),
+    ],
+)
+def test_what_cannot_be_is_a_fault_of_usage(run: SavedRun, arguments: tuple[str, ...], words: str) -> None:
+    done = invoke("rollback", run.run_id, *arguments)
+    assert words in done.output, done.output
+    assert done.exit_code in (Exit.USAGE, Exit.FAILED)
+
+
+def test_a_run_that_changed_since_it_was_looked_at_is_left_alone(client: Client, run: SavedRun) -> None:
+    seen = client.run(run.run_id)["version"]
+    state(run, "pausing")
+    with pytest.raises(RequestError) as refused:
+        client.rollback(run.run_id, client.checkpoints(run.run_id)[0]["id"], version=seen)
+    assert refused.value.status == 412
+
+
+def test_a_second_roll_back_is_refused_while_one_is_open(client: Client, run: SavedRun) -> None:
+    target = client.checkpoints(run.run_id)[0]["id"]
+    first = client.rollback(run.run_id, target, idempotency_key="mine")
+    assert client.rollback(run.run_id, target, idempotency_key="mine")["id"] == first["id"]
+    with pytest.raises(RefusedError, match="while a roll back is under way"):
+        client.rollback(run.run_id, target)
+
+
+def test_a_fork_is_a_run_of_its_own(client: Client, run: SavedRun) -> None:
+    made = answer("fork", run.run_id, "1:20", "--name", "bolder", "--set", "seed=9", "--reason", "try")
+    assert (made["name"], made["state"], made["iteration"]) == ("bolder", "queued", 20)
+    assert made["url"].endswith(f"/runs/{made['id']}")
+    told = invoke("lineage", made["id"]).output
+    assert f"* {made['id']}  bolder  queued" in told
+    assert f"1  fork from {run.run_id} 1:20, 20 to 20  (active)" in told
+    preview = answer("fork", run.run_id, "20", "--set", "seed=9", "--dry-run")
+    assert [(change["path"], change["then"]) for change in preview["changes"]] == [("seed", 9)]
+    assert [member["id"] for member in client.lineage(run.run_id)["runs"]] == [run.run_id, made["id"]]
+
+
+def test_resume_and_retry_queue_what_rests(client: Client, run: SavedRun) -> None:
+    state(run, "stopped")
+    assert answer("resume", run.run_id)["status"] == "done"
+    assert client.run(run.run_id)["state"] == "queued"
+    state(run, "starting", "failed")
+    refused = invoke("resume", run.run_id)
+    assert (refused.exit_code, "retry it" in refused.output) == (Exit.USAGE, True)
+    assert invoke("retry", run.run_id).exit_code == 0
+
+
+def test_pause_and_checkpoint_are_asked(client: Client, run: SavedRun) -> None:
+    assert answer("checkpoint", run.run_id)["kind"] == "checkpoint"
+    assert answer("pause", run.run_id)["kind"] == "pause"
+    assert client.run(run.run_id)["state"] == "pausing"
+    assert invoke("pause", run.run_id, "--wait", "--timeout", "0.1").exit_code == Exit.TIMED_OUT
+
+
+def test_segments_for_programs(run: SavedRun) -> None:
+    invoke("rollback", run.run_id, "20", "--reason", "two\nlines")
+    carry_out(run)
+    lines = [line.split("\t") for line in invoke("segments", run.run_id).output.splitlines()]
+    assert lines == [
+        ["1", "start", "", "0", "40", "1-20", "", "ci", ""],
+        ["2", "rollback", "active", "20", "20", "", "1:20", "ci", "two lines"],
+    ]
