@@ -31,6 +31,7 @@ from ppo_core.rundir import (
     last_iteration,
     no_space_left,
     remove_leftovers,
+    reserved_space,
     write_atomically,
 )
 from ppo_core.spec import SpecFaults, check_files, parse_spec
@@ -67,7 +68,8 @@ def run_segment(segment: SegmentDir, token: int, attempt: int, change: Callable[
     with contextlib.closing(journal):
         error: dict[str, Any] | None = None
         try:
-            outcome = _train(segment, token, attempt, journal, change)
+            with contextlib.nullcontext() if rank else reserved_space(segment.reserve):
+                outcome = _train(segment, token, attempt, journal, change)
             code, reason = outcome.code, outcome.reason
         except RankLostError:
             raise
@@ -88,8 +90,9 @@ def run_segment(segment: SegmentDir, token: int, attempt: int, change: Callable[
                 hint = "This is a fault of the trainer; its traceback is kept with the run."
                 error = _described(fault, "unexpected", hint)
         if error is not None:
-            print(error["traceback"], file=sys.stderr, flush=True)
-            if rank:
+            with contextlib.suppress(OSError):  # The log may lie on the disk that is full.
+                print(error["traceback"], file=sys.stderr, flush=True)
+            if rank and reason == PPOCoreError.end_reason:
                 fault_file = segment.fault(attempt, rank)
                 write_atomically(fault_file, json.dumps({**error, "exit_code": int(code)}) + "\n")
         iteration = journal.last.iteration if journal.last else 0
@@ -189,8 +192,9 @@ def main() -> None:
     except Exception:  # Not even its end could be written.
         traceback.print_exc()
         code = NO_LAST_WORD
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):
+            stream.flush()
     os._exit(code)
 
 

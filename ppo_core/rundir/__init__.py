@@ -27,7 +27,7 @@ from ppo_core.rundir.checkpoint_files import (
     write_manifest,
 )
 from ppo_core.rundir.control import SEVERITY, CommandKind, ControlCommand, read_commands, send_command
-from ppo_core.rundir.files import fsync_folder, no_space_left, write_atomically
+from ppo_core.rundir.files import fsync_folder, no_space_left, reserved_space, write_atomically
 from ppo_core.rundir.journal import (
     Event,
     EventType,
@@ -105,6 +105,7 @@ __all__ = [
     "read_manifest",
     "remove_checkpoint",
     "remove_leftovers",
+    "reserved_space",
     "segment_dir",
     "segments",
     "send_command",

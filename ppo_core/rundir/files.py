@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
+# More than a last event takes, with a traceback in it.
+_RESERVE_BYTES = 64 * 1024
 # A disk and a user's share of one, as the system says it and as the writer of tensors repeats it.
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _NO_SPACE_WORDS = tuple(f"os error {number}" for number in _NO_SPACE)
@@ -40,3 +44,15 @@ def fsync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@contextlib.contextmanager
+def reserved_space(path: Path) -> Iterator[None]:
+    """Keep some space of the disk in a file, so that giving it up leaves room for a last word on a full one."""
+    with contextlib.suppress(OSError), path.open("wb") as file:  # On a disk that is full already there is none to keep.
+        file.write(bytes(_RESERVE_BYTES))
+        os.fsync(file.fileno())
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)

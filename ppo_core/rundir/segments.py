@@ -59,6 +59,11 @@ class SegmentDir:
         return self.path / "logs"
 
     @property
+    def reserve(self) -> Path:
+        """Space for the trainer's last word, kept while it runs."""
+        return self.path / ".reserve"
+
+    @property
     def control(self) -> Path:
         return self.path / "control"
 

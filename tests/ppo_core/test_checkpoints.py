@@ -170,6 +170,20 @@ def changed(saved: Path, run_dir: Path, name: str, value: Any) -> Path:
     return copy
 
 
+def test_a_checkpoint_without_its_value_head_is_refused_by_name(
+    toy: dict[str, Any], saved: Path, tmp_path: Path
+) -> None:
+    """T25: huggingface/trl#1650. It does not start with a new one."""
+    copy = tmp_path / "copied" / saved.name
+    shutil.copytree(saved, copy)
+    index = json.loads((copy / "state" / "index.json").read_text())
+    index["tensors"] = {name: entry for name, entry in index["tensors"].items() if "value_head" not in name}
+    (copy / "state" / "index.json").write_text(json.dumps(index))
+    (copy / MANIFEST).unlink()
+    write_manifest(copy)
+    assert "the checkpoint has no weights for value_head." in refusal(tmp_path, toy, copy)["message"]
+
+
 def test_what_stands_for_random_states_is_written_and_compared(
     toy: dict[str, Any], saved: Path, tmp_path: Path
 ) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import errno
 import json
 import math
+import sys
 from collections import namedtuple
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,16 @@ from safetensors import SafetensorError
 from ppo_core.main import run_segment
 from ppo_core.rundir import (
     ControlCommand,
+    Event,
+    EventType,
     ExitCode,
+    JournalWriter,
     SegmentDir,
     checkpoints,
     create_segment,
     next_start,
     read_manifest,
+    reserved_space,
     send_command,
     verify_checkpoint,
 )
@@ -103,6 +108,39 @@ def test_the_run_pauses_and_resumed_goes_on_exactly_from_its_last_good_checkpoin
     assert run_segment(again, token=0, attempt=2) == ExitCode.DONE
     assert metrics_of(again) == {number: metrics_of(straight)[number] for number in (2, 3)}
     assert weights_of(again) == weights_of(straight)
+
+
+def test_a_disk_without_room_for_a_line_still_takes_the_last_word(
+    toy: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P18, the log's folder too: nothing can be written or printed any more, but for what the reserve gave up."""
+    segment = toy_segment(tmp_path, toy)
+    append, printed = JournalWriter.append, print
+
+    def full() -> bool:
+        return segment.reserve.exists() and segment.checkpoint(1).exists()
+
+    def appending(self: JournalWriter, type: EventType, iteration: int, payload: Mapping[str, Any]) -> Event:
+        if full():
+            raise NO_SPACE
+        return append(self, type, iteration, payload)
+
+    def printing(*words: Any, **more: Any) -> None:
+        if more.get("file") is sys.stderr:
+            raise NO_SPACE
+        printed(*words, **more)
+
+    monkeypatch.setattr(JournalWriter, "append", appending)
+    monkeypatch.setattr("builtins.print", printing)
+    assert run_segment(segment, token=0, attempt=1) == ExitCode.PAUSED
+    assert journal(segment, "end")[0].payload["reason"] == "disk_full"
+    assert not segment.reserve.exists()
+
+
+def test_the_reserve_is_as_large_as_it_says_and_gone_at_the_end(tmp_path: Path) -> None:
+    with reserved_space(tmp_path / "reserve"):
+        assert (tmp_path / "reserve").stat().st_blocks * 512 >= 64 * 1024
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_last_checkpoint_of_a_stop_that_finds_no_space_is_told_too(
