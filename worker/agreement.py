@@ -34,6 +34,7 @@ from store.states import LIVE
 log = logging.getLogger(__name__)
 
 MISSING = "its files are gone, and it was not PPO Control that removed them"
+ALL_MISSING = "its files are not there, and none of the run's other checkpoints is: is the right disk mounted?"
 
 
 def agree(sessions: sessionmaker[Session], run_id: str, run_dir: Path) -> None:
@@ -100,16 +101,24 @@ def finish_removals(sessions: sessionmaker[Session], run_id: str, run_dir: Path)
 def note_missing(sessions: sessionmaker[Session], run_id: str, run_dir: Path) -> None:
     """Say of checkpoints whose folder somebody took away that they are removed.
 
-    Only where their segment's folder is there: a disk that is not mounted takes nothing away for good.
+    Only where their segment's folder is there: a disk that is not mounted takes nothing away for good. Where not one is
+    left they are called damaged, which a comparison takes back: more likely it is another disk than a hand.
     """
     with sessions() as session:
-        suspects = [row.id for row in present_checkpoints(session, run_id) if _is_missing(run_dir, row)]
+        present = present_checkpoints(session, run_id)
+    suspects = [row.id for row in present if _is_missing(run_dir, row)]
+    all_missing = len(suspects) == len(present)
     for checkpoint in suspects:
         with sessions.begin() as session:
             row = locked_checkpoint(session, run_id, checkpoint)
-            if row is not None and row.status != "removed" and _is_missing(run_dir, row):
+            if row is None or row.status == "removed" or not _is_missing(run_dir, row):
+                continue
+            if not all_missing:
                 log.error("run %s: checkpoint %s is missing: %s", run_id, checkpoint, row.path)
                 change_checkpoint(session, row, "removed", status="removed", status_detail=MISSING, files_gone=True)
+            elif row.status != "damaged":
+                log.error("run %s: none of its checkpoints is there: %s", run_id, row.path)
+                change_checkpoint(session, row, "damaged", status="damaged", status_detail=ALL_MISSING)
 
 
 def _is_missing(run_dir: Path, row: Checkpoint) -> bool:

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from sqlalchemy import select, update
 
-from ppo_core.rundir import checkpoints, new_checkpoint, segments
-from store.checkpoints import NewCheckpoint, record_checkpoint
+from ppo_core.rundir import check_stored, checkpoints, new_checkpoint, segments
+from store.checkpoints import NewCheckpoint, record_checkpoint, record_verification
 from store.models import Checkpoint, Run, RunEvent
 from store.retention import rules_of
 from store.runs import transition
@@ -135,6 +135,27 @@ def test_a_row_whose_files_went_says_so(saved: Claimed, housekeeping: Housekeepi
     assert (row.status, row.files_gone) == ("removed", True)
     assert told[-1].payload["status_detail"] == row.status_detail
     assert list(disagreements(saved.sessions, saved.run_dir)) == []
+
+
+def test_when_none_is_there_they_are_damaged_until_the_disk_is_back(saved: Claimed, housekeeping: Housekeeping) -> None:
+    rest(saved)
+    folder = saved.segment().checkpoints
+    folder.rename(saved.data / "away")
+    folder.mkdir()
+    housekeeping.look()
+    with saved.sessions() as session:
+        rows = session.scalars(select(Checkpoint)).all()
+    assert {row.status for row in rows} == {"damaged"}
+    assert "is the right disk mounted" in str(rows[0].status_detail)
+    folder.rmdir()
+    (saved.data / "away").rename(folder)
+    with saved.sessions.begin() as session:
+        for row in rows:
+            check_stored(saved.run_dir, row.path, row.manifest_sha256)
+            record_verification(session, saved.run_id, row.id, None)
+    assert list(disagreements(saved.sessions, saved.run_dir)) == []
+    with saved.sessions() as session:
+        assert set(session.scalars(select(Checkpoint.status))) == {"good"}
 
 
 def test_what_a_person_deleted_goes_also_while_the_run_trains(saved: Claimed, housekeeping: Housekeeping) -> None:
