@@ -18,7 +18,7 @@ from sqlalchemy import func, select, text
 from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.orm import Session
 
-from store.models import MetricDef, RunIteration
+from store.models import Checkpoint, MetricDef, RunIteration, Segment
 
 ROLLUP_SIZES = (64, 4096)
 TOKENS = "data/response_tokens"  # an iteration's own; their sum is an x axis
@@ -85,6 +85,8 @@ def _write_iterations(session: Session, run_id: str, segment: int, rows: Sequenc
     so_far = session.scalar(
         select(func.max(RunIteration.tokens)).where(RunIteration.run_id == run_id, RunIteration.segment == segment)
     )
+    if so_far is None:
+        so_far = _tokens_at_start(session, run_id, segment)
     tokens = int(so_far or 0)
     values = []
     for row in rows:
@@ -94,6 +96,16 @@ def _write_iterations(session: Session, run_id: str, segment: int, rows: Sequenc
             {"run_id": run_id, "segment": segment, "iteration": row.iteration, "time": row.time, "tokens": tokens}
         )
     session.execute(upsert(RunIteration).on_conflict_do_nothing(), values)
+
+
+def _tokens_at_start(session: Session, run_id: str, segment: int) -> int | None:
+    """The tokens of the history that the segment goes on from, so that this x axis does not begin anew with it."""
+    return session.scalar(
+        select(func.max(RunIteration.tokens))
+        .join(Checkpoint, (Checkpoint.run_id == RunIteration.run_id) & (Checkpoint.segment == RunIteration.segment))
+        .join(Segment, Segment.start_checkpoint == Checkpoint.id)
+        .where(Segment.run_id == run_id, Segment.number == segment, RunIteration.iteration <= Checkpoint.iteration)
+    )
 
 
 def _metric_ids(session: Session, names: Iterable[str]) -> dict[str, int]:

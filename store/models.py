@@ -199,7 +199,7 @@ class RunIteration(Base):
     segment: Mapped[int] = mapped_column(Integer, primary_key=True)
     iteration: Mapped[int] = mapped_column(Integer, primary_key=True)
     time: Mapped[datetime]
-    tokens: Mapped[int] = mapped_column(BigInteger, server_default="0")  # response tokens trained so far in the segment
+    tokens: Mapped[int] = mapped_column(BigInteger, server_default="0")  # response tokens trained so far, on its line
 
 
 class MetricPoint(Base):

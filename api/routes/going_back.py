@@ -62,10 +62,13 @@ def roll_back_run(
     request = _request(key, f"POST /v1/runs/{run_id}/rollback", who.principal, body)
     command_id = idempotency.find_result(database, request)
     if command_id is None:
-        version = _seen_version(database, run_id, if_match)
+        if if_match is None:
+            _seen_version(database, run_id, None)
         found = plan(database, settings, run_id, body.checkpoint, body.set, fork=False)
         command_id = new_id("c")
         if idempotency.take_key(database, request, command_id):
+            # Not before: a repetition that came at the same moment is no stale one.
+            version = _seen_version(database, run_id, if_match)
             try:
                 request_rollback(
                     database,
@@ -77,8 +80,8 @@ def roll_back_run(
                     deadline_s=ROLLBACK_DEADLINE_S + found.target.bytes / SLOW_DISK_BYTES_PER_S,
                 )
             except StaleVersion as error:
-                check_if_match(if_match, run_etag(error.version))
-                raise AssertionError("a stale version matches no ETag") from error
+                detail = f"The run is at {run_etag(error.version)} now: read it again, then decide."
+                raise ProblemError(412, "if_match_stale", detail) from error
             except TargetUnusable as error:
                 raise ProblemError(409, error.code, str(error)) from error
             detail = {"checkpoint": body.checkpoint, "set": body.set, "reason": body.reason, "command": command_id}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -131,6 +132,24 @@ def test_a_repeated_key_is_one_roll_back_even_with_an_old_etag(trained: Trained)
     assert trained.num_commands() == 1
     other = trained.rollback(target, key="once", reason="another body")
     assert (other.status_code, other.json()["code"]) == (422, "idempotency_key_reused")
+
+
+def test_twenty_simultaneous_repeats_are_one_roll_back(trained: Trained) -> None:
+    """P12, with the ETag that was right when the first of them was sent."""
+    target, etag = trained.save(20), trained.etag()
+    with ThreadPoolExecutor(20) as threads:
+        answers = list(threads.map(lambda _: trained.rollback(target, key="many", etag=etag), range(20)))
+    assert {answer.status_code for answer in answers} == {202}, [answer.text for answer in answers]
+    assert len({answer.json()["id"] for answer in answers}) == 1
+    assert trained.num_commands() == 1
+
+
+def test_of_ten_different_roll_backs_at_once_one_is_taken(trained: Trained) -> None:
+    target, etag = trained.save(20), trained.etag()
+    with ThreadPoolExecutor(10) as threads:
+        answers = list(threads.map(lambda n: trained.rollback(target, etag=etag, reason=str(n)), range(10)))
+    assert sorted(answer.status_code for answer in answers) == [202] + 9 * [412]
+    assert trained.num_commands() == 1
 
 
 def test_key_and_etag_are_required(trained: Trained) -> None:

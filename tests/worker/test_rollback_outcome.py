@@ -14,7 +14,7 @@ from store import recovery
 from store.commands import request_command
 from store.ids import new_id
 from store.metrics_write import IterationMetrics, write_metrics
-from store.models import Checkpoint, Command, LatestMetric, Run, RunEvent, Segment
+from store.models import Checkpoint, Command, LatestMetric, Run, RunEvent, RunIteration, Segment
 from store.rollback import Wish, confirm_target, open_rollback, request_rollback
 from store.runs import transition
 from tests.worker.conftest import Claimed
@@ -178,6 +178,17 @@ def test_newest_values_are_those_of_the_line_after_each_turn(running: Claimed) -
         write_outcome(session, running.run_id, running.token, Outcome("stopped", "stopped"))
     assert newest() == (1, 10)
     assert running.run().active_segment == 3
+
+
+def test_tokens_go_on_counting_where_the_segment_begins(running: Claimed) -> None:
+    with running.sessions.begin() as session:
+        session.execute(update(RunIteration).values(tokens=RunIteration.iteration * 100))
+    ask(running)
+    with running.sessions.begin() as session:
+        write_outcome(session, running.run_id, running.token, Outcome("stopped", "stopped"))
+        rows = [IterationMetrics(6, datetime.now(UTC), {"data/response_tokens": 40.0})]
+        write_metrics(session, running.run_id, 2, rows, active=True)
+        assert session.get_one(RunIteration, (running.run_id, 2, 6)).tokens == 540
 
 
 def test_a_new_segment_starts_from_its_checkpoint_on_disk(running: Claimed) -> None:
