@@ -80,8 +80,8 @@ def roll_back_run(
                     deadline_s=ROLLBACK_DEADLINE_S + found.target.bytes / SLOW_DISK_BYTES_PER_S,
                 )
             except StaleVersion as error:
-                detail = f"The run is at {run_etag(error.version)} now: read it again, then decide."
-                raise ProblemError(412, "if_match_stale", detail) from error
+                sentence = f"The run is at {run_etag(error.version)} now: read it again, then decide."
+                raise ProblemError(412, "if_match_stale", sentence) from error
             except TargetUnusable as error:
                 raise ProblemError(409, error.code, str(error)) from error
             detail = {"checkpoint": body.checkpoint, "set": body.set, "reason": body.reason, "command": command_id}
