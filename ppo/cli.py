@@ -35,6 +35,14 @@ def train(
     ] = None,
     set_: Overrides = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --run-dir.")] = False,
+    rollback: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[SEGMENT:]ITERATION",
+            help="Go back to a checkpoint of the run in --run-dir; --set may change what a roll back may.",
+            show_default=False,
+        ),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check it and say what it means and needs; start nothing.")
     ] = False,
@@ -55,7 +63,7 @@ def train(
             else:
                 show.dry_run(found.news, found.warnings, "nothing was started")
             return
-        attempt = training.prepare(spec, set_ or [], run_dir, resume)
+        attempt = training.prepare(spec, set_ or [], run_dir, resume, rollback)
         if attempt is None:
             show.line(f"the run in {run_dir} has reached its end already", show.err)
             return

@@ -26,6 +26,7 @@ from ppo.ranks import start_ranks
 from ppo.run_view import view_for
 from ppo.spec_file import read_spec_file
 from ppo.this_machine import shortfalls
+from ppo.train_rollback import rollback_start
 from ppo_core.errors import RunDirectoryError
 from ppo_core.estimate import Estimate, estimate
 from ppo_core.rundir import (
@@ -71,18 +72,27 @@ class Attempt:
         return self.segment.log(self.number, 0)
 
 
-def prepare(spec_file: Path, overrides: Sequence[str], run_dir: Path | None, resume: bool) -> Attempt | None:
+def prepare(
+    spec_file: Path, overrides: Sequence[str], run_dir: Path | None, resume: bool, rollback: str | None = None
+) -> Attempt | None:
     """Check everything that can be checked without torch and make the segment; None when the run is done already.
+
+    Args:
+        rollback: the checkpoint that the run in `run_dir` goes back to, `20` or `2:20`.
 
     Raises:
         SpecFaults: all faults of the spec and of the files that it names, or a folder that cannot be used.
     """
     spec = _checked(spec_file, overrides)
-    if resume:
-        folder = run_dir or _missing_run_dir()
-        start = _start_again(folder, spec)
-        if start is None:
+    if rollback is not None:
+        folder = run_dir or _missing_run_dir("--rollback")
+        start = rollback_start(folder, spec, rollback)
+    elif resume:
+        folder = run_dir or _missing_run_dir("--resume")
+        again = _start_again(folder, spec)
+        if again is None:
             return None
+        start = again
     else:
         folder = run_dir or Path("runs") / f"{_slug(spec.name)}-{time.strftime('%Y%m%d-%H%M%S')}"
         _refuse_used(folder)
@@ -267,8 +277,8 @@ def _slug(name: str) -> str:
     return re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-.") or "run"
 
 
-def _missing_run_dir() -> Path:
-    raise SpecFaults([Fault("", "--resume needs --run-dir: the folder of the run to go on with")])
+def _missing_run_dir(option: str) -> Path:
+    raise SpecFaults([Fault("", f"{option} needs --run-dir: the folder of the run to go on with")])
 
 
 def _refuse_used(folder: Path) -> None:

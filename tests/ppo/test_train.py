@@ -246,3 +246,39 @@ def test_missing_files_are_named(spec_file: Path) -> None:
 def test_broken_yaml_is_told_with_its_line(spec_file: Path) -> None:
     spec_file.write_text("name: x\npolicy: {model: [")
     refused(ppo("train", spec_file), "not valid YAML: line 2")
+
+
+def test_a_run_goes_back_to_a_checkpoint_in_a_new_segment(spec_file: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    keep = ("--set", "checkpoints.keep_last=-1")
+    assert ppo("train", spec_file, "--run-dir", run, *keep).returncode == 0
+    before = segment_dir(run, 1).journal.read_bytes()
+    done = ppo("train", spec_file, "--run-dir", run, "--rollback", "4", "--set", "kl.coef=0.5", *keep)
+    assert done.returncode == 0, done.stderr + done.stdout
+    start = segment_dir(run, 2).read_start()
+    assert (start.checkpoint, start.spec["kl"]["coef"]) == (str(segment_dir(run, 1).checkpoint(4)), 0.5)
+    told = [event.iteration for event in all_events(segment_dir(run, 2).journal) if event.type == "metrics"]
+    assert told == [5, 6]
+    assert ppo("train", spec_file, "--run-dir", run, "--rollback", "1:6", *keep).returncode == 0
+    assert segment_dir(run, 3).read_start().checkpoint == str(segment_dir(run, 1).checkpoint(6))
+    assert segment_dir(run, 1).journal.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--rollback", "5"), "there are 1:1, 1:2"),
+        (("--rollback", "x"), "write an iteration"),
+        (("--rollback", "2", "--set", "seed=9"), "/seed: seed cannot change within a run (it is 1): fork instead"),
+        (("--rollback", "2", "--set", "iterations=1"), "after iteration 2"),
+    ],
+)
+def test_a_roll_back_that_cannot_be_is_refused(
+    spec_file: Path, tmp_path: Path, options: tuple[str, ...], words: str
+) -> None:
+    run = tmp_path / "run"
+    short = ("--set", "iterations=2")
+    assert ppo("train", spec_file, "--run-dir", run, *short).returncode == 0
+    done = ppo("train", spec_file, "--run-dir", run, *short, *options)
+    assert (done.returncode, words in done.stderr) == (2, True), done.stderr
+    assert len(segments(run)) == 1

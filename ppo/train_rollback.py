@@ -1,0 +1,67 @@
+"""Going back in a run directory with no platform: which checkpoint is meant, and the segment that starts from it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from ppo_core.errors import CheckpointError, RunDirectoryError
+from ppo_core.rundir import JournalWriter, SegmentDir, SegmentStart, checkpoints, segments, verify_checkpoint
+from ppo_core.spec import Fault, RunSpec, SpecFaults, differences, misfits_with_checkpoint, refusals
+
+
+def rollback_start(folder: Path, spec: RunSpec, text: str) -> SegmentStart:
+    """What to run when the run in `folder` goes back to the checkpoint that `text` names: `20`, or `2:20`.
+
+    Raises:
+        SpecFaults: there is no such checkpoint, it is damaged, or `spec` changes what may not change.
+    """
+    folder = folder.resolve()
+    every = {one.read_start().segment: one for one in segments(folder)}
+    if not every:
+        raise _fault(f"--run-dir {folder} holds no run to go back in; leave out --rollback")
+    number, iteration = _place(every, text)
+    target = every[number].checkpoint(iteration) if number in every else None
+    if target is None or target not in checkpoints(every[number]):
+        there = ", ".join(
+            f"{each}:{int(path.name.removeprefix('iter-'))}" for each in every for path in checkpoints(every[each])
+        )
+        raise _fault(f"--rollback {text}: there is no such checkpoint; there are {there or 'none'}")
+    try:
+        verify_checkpoint(target)
+        JournalWriter(every[max(every)].journal).close()  # refused while a trainer is at work
+    except (CheckpointError, RunDirectoryError) as error:
+        raise _fault(f"--rollback {text}: {error}") from error
+    _check_changes(spec, every[number], iteration)
+    return SegmentStart(folder.name, max(every) + 1, spec.model_dump(mode="json"), str(target))
+
+
+def _place(every: dict[int, SegmentDir], text: str) -> tuple[int, int]:
+    match = re.fullmatch(r"(?:(\d{1,6}):)?(\d{1,9})", text)
+    if match is None:
+        raise _fault(f"--rollback {text!r}: write an iteration, 20, or segment and iteration, 2:20")
+    iteration = int(match[2])
+    if match[1] is not None:
+        return int(match[1]), iteration
+    number = max(every)
+    while True:  # back along the present history, to the segment that reached it
+        start = every[number].read_start().checkpoint
+        parent = re.search(r"segment-(\d+)/checkpoints/iter-(\d+)$", start or "")
+        if parent is None or iteration > int(parent[2]) or int(parent[1]) not in every:
+            return number, iteration
+        number = int(parent[1])
+
+
+def _check_changes(spec: RunSpec, segment: SegmentDir, iteration: int) -> None:
+    kept = segment.read_start().spec
+    faults = refusals(differences(kept, spec.model_dump(mode="json")), {}, fork=False)
+    faults += [Fault(pointer, message) for pointer, message in misfits_with_checkpoint(spec, kept).items()]
+    if spec.iterations < iteration:
+        message = f"iterations is {spec.iterations}, but the checkpoint was made after iteration {iteration}"
+        faults.append(Fault("/iterations", message))
+    if faults:
+        raise SpecFaults(faults)
+
+
+def _fault(message: str) -> SpecFaults:
+    return SpecFaults([Fault("", message)])
