@@ -1,0 +1,82 @@
+"""Comparing the checkpoint that a run shall go back to: once a command, in a thread, and within its time."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from sqlalchemy import select
+
+from ppo_core.rundir import JournalWriter
+from store.ids import new_id
+from store.models import Checkpoint, Command
+from store.rollback import Wish, open_rollback, request_rollback
+from store.runs import transition
+from tests.worker.conftest import Claimed
+from tests.worker.platform import wait_until
+from worker import target_check
+from worker.delivery import Delivery
+from worker.target_check import TargetChecks
+
+
+@pytest.fixture
+def asked(claimed: Claimed) -> str:
+    """A running run that was asked to go back to iteration 5; the command."""
+    claimed.prepare()
+    journal = JournalWriter(claimed.segment().journal)
+    journal.append("checkpoint", 5, claimed.save(5))
+    journal.close()
+    Delivery(claimed.sessions, claimed.run_id, 1, claimed.segment()).all(claimed.token)
+    with claimed.sessions.begin() as session:
+        transition(session, claimed.run_id, "running")
+        target = session.scalars(select(Checkpoint)).one()
+        wish = Wish(target.id, {}, {})
+        return request_rollback(
+            session, claimed.run_id, wish, command_id=new_id("c"), requested_by="ada", version=None, deadline_s=60
+        ).id
+
+
+def settled(claimed: Claimed, checks: TargetChecks, remaining_s: float = 60) -> bool:
+    with claimed.sessions.begin() as session:
+        found = open_rollback(session, claimed.run_id)
+        return found is not None and checks.settled(session, found, claimed.run_dir, remaining_s)
+
+
+def status(claimed: Claimed, command_id: str) -> str:
+    with claimed.sessions() as session:
+        return session.get_one(Command, command_id).status
+
+
+def test_a_whole_one_is_known_by_the_commands_status(claimed: Claimed, asked: str) -> None:
+    checks = TargetChecks()
+    wait_until(lambda: settled(claimed, checks))
+    assert status(claimed, asked) == "delivered"
+    assert settled(claimed, TargetChecks()), "whoever comes later need not compare again"
+
+
+def test_it_does_not_hold_up_its_caller_and_gives_up_in_time(
+    claimed: Claimed, asked: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that is slower than the command's deadline: the run goes on."""
+    slow = threading.Event()
+    begun: list[object] = []
+
+    def check(*arguments: object) -> None:
+        begun.append(arguments)
+        slow.wait(30)
+
+    monkeypatch.setattr(target_check, "check_stored", check)
+    checks = TargetChecks()
+    assert not settled(claimed, checks)
+    assert not settled(claimed, checks)
+    assert status(claimed, asked) == "pending"
+    assert not settled(claimed, checks, remaining_s=-1)
+    slow.set()
+    assert (status(claimed, asked), claimed.run().state, len(begun)) == ("timed_out", "running", 1)
+
+
+def test_a_removed_one_fails_the_command(claimed: Claimed, asked: str) -> None:
+    with claimed.sessions.begin() as session:
+        session.scalars(select(Checkpoint)).one().status = "removed"
+    assert not settled(claimed, TargetChecks())
+    assert (status(claimed, asked), claimed.run().state) == ("failed", "running")
