@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -27,7 +27,7 @@ from ppo.run_view import view_for
 from ppo.spec_file import read_spec_file
 from ppo.this_machine import shortfalls
 from ppo.train_rollback import rollback_start
-from ppo_core.errors import RunDirectoryError
+from ppo_core.errors import CheckpointError, RunDirectoryError
 from ppo_core.estimate import Estimate, estimate
 from ppo_core.rundir import (
     LEAVING_GRACE_S,
@@ -40,6 +40,7 @@ from ppo_core.rundir import (
     SegmentDir,
     SegmentStart,
     all_events,
+    checkpoints,
     create_segment,
     describe_exits,
     echoes_a_rank,
@@ -48,10 +49,12 @@ from ppo_core.rundir import (
     find_fault,
     first_lost,
     is_unused,
+    journalled_digest,
     next_start,
     read_journal,
     segments,
     send_command,
+    verify_checkpoint,
 )
 from ppo_core.spec import Fault, RunSpec, SpecFaults, check_files, parse_spec
 
@@ -66,6 +69,7 @@ class Attempt:
     run_dir: Path
     segment: SegmentDir
     number: int
+    warnings: tuple[str, ...] = ()
 
     @property
     def log(self) -> Path:
@@ -84,12 +88,14 @@ def prepare(
         SpecFaults: all faults of the spec and of the files that it names, or a folder that cannot be used.
     """
     spec = _checked(spec_file, overrides)
+    damaged: dict[Path, str] = {}
     if rollback is not None:
         folder = run_dir or _missing_run_dir("--rollback")
         start = rollback_start(folder, spec, rollback)
     elif resume:
-        folder = run_dir or _missing_run_dir("--resume")
-        again = _start_again(folder, spec)
+        folder = (run_dir or _missing_run_dir("--resume")).resolve()  # A segment names its checkpoint by a whole path.
+        damaged = _damaged(folder)
+        again = _start_again(folder, spec, damaged)
         if again is None:
             return None
         start = again
@@ -104,7 +110,8 @@ def prepare(
             [Fault("", f"--run-dir {folder}: {error.strerror}; give a folder that can be written")]
         ) from error
     attempts = sum(1 for one in segments(folder) for _ in one.logs.glob("attempt-*-rank-0.log"))
-    return Attempt(spec, folder.resolve(), segment, attempts + 1)
+    warnings = tuple(f"damaged checkpoint, passed over: {fault}" for fault in damaged.values())
+    return Attempt(spec, folder.resolve(), segment, attempts + 1, warnings)
 
 
 def what_it_means(spec_file: Path, overrides: Sequence[str]) -> Estimate:
@@ -128,7 +135,7 @@ def train(attempt: Attempt, console: Console, as_json: bool) -> Exit:
             f"run directory {attempt.run_dir}, log {attempt.log}{others}", markup=False, highlight=False, soft_wrap=True
         )
         found = estimate(attempt.spec)
-        for warning in (*found.warnings, *shortfalls(found, attempt.run_dir)):
+        for warning in (*attempt.warnings, *found.warnings, *shortfalls(found, attempt.run_dir)):
             console.print(f"warning: {warning}", markup=False, highlight=False, soft_wrap=True)
     end: Event | None = None
     ended_at = 0.0
@@ -292,10 +299,23 @@ def _refuse_used(folder: Path) -> None:
         )
 
 
-def _start_again(folder: Path, spec: RunSpec) -> SegmentStart | None:
+def _damaged(folder: Path) -> dict[Path, str]:
+    """Of the newest segment the checkpoints behind its newest good one, and what is wrong with each."""
+    found: dict[Path, str] = {}
+    for newest in segments(folder)[-1:]:
+        for path in reversed(checkpoints(newest)):
+            try:
+                verify_checkpoint(path, journalled_digest(path))
+                break
+            except CheckpointError as error:
+                found[path] = str(error)
+    return found
+
+
+def _start_again(folder: Path, spec: RunSpec, damaged: Collection[Path]) -> SegmentStart | None:
     """What a resumed run has to run; None when it has reached its end."""
     try:
-        start = next_start(folder)
+        start = next_start(folder, damaged)
     except RunDirectoryError as error:
         raise SpecFaults(
             [Fault("", f"--run-dir {folder} has nothing to resume: {error}; leave out --resume")]

@@ -190,6 +190,35 @@ def test_resume_shows_only_what_is_new(spec_file: Path, tmp_path: Path, scripted
     assert json.loads(done.stdout.splitlines()[0])["seq"] == before + 1
 
 
+def test_resume_passes_over_a_damaged_checkpoint_and_says_so(spec_file: Path, tmp_path: Path, scripted: Script) -> None:
+    """P16: it goes on from the newest good one, in a segment of its own."""
+    scripted(end_at=[4, 75])
+    assert ppo("train", spec_file, "--run-dir", tmp_path / "run").returncode == 3
+    first = segment_dir(tmp_path / "run", 1)
+    (first.checkpoint(4) / "weights").write_bytes(b"v" + b"w" * 99)
+    scripted()
+    done = ppo("train", spec_file, "--run-dir", tmp_path / "run", "--resume")
+    assert done.returncode == 0, done.stdout
+    assert f"damaged checkpoint, passed over: {first.checkpoint(4)}/weights has SHA-256" in done.stdout
+    second = segment_dir(tmp_path / "run", 2)
+    assert second.read_start().checkpoint == str(first.checkpoint(3))
+    assert [e.iteration for e in all_events(second.journal) if e.type == "metrics"] == [4, 5, 6]
+
+
+def test_a_full_disk_pauses_and_resume_goes_on(spec_file: Path, tmp_path: Path, scripted: Script) -> None:
+    """P18: told as what it is, with the remedy; no success, and no failure either."""
+    scripted(disk_full_at=3)
+    done = ppo("train", spec_file, "--run-dir", tmp_path / "run")
+    assert done.returncode == 3
+    assert "paused: disk_full: no space left to write it" in done.stdout
+    assert "free space" in done.stdout
+    scripted()
+    assert ppo("train", spec_file, "--run-dir", tmp_path / "run", "--resume").returncode == 0
+    assert segment_dir(tmp_path / "run", 2).read_start().checkpoint == str(
+        segment_dir(tmp_path / "run", 1).checkpoint(2)
+    )
+
+
 def test_a_finished_run_is_not_resumed(spec_file: Path, tmp_path: Path) -> None:
     assert ppo("train", spec_file, "--run-dir", tmp_path / "run").returncode == 0
     done = ppo("train", spec_file, "--run-dir", tmp_path / "run", "--resume")
