@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import subprocess
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -208,3 +211,24 @@ def test_segments_for_programs(run: SavedRun) -> None:
         ["1", "start", "", "0", "40", "1-20", "", "ci", ""],
         ["2", "rollback", "active", "20", "20", "", "1:20", "ci", "two lines"],
     ]
+
+
+def test_the_curl_lines_of_the_page_do_what_it_says(client: Client, run: SavedRun) -> None:
+    """All of them, one after the other; a pause is refused by then, and two places are made up."""
+    page = (Path(__file__).parents[2] / "docs" / "going-back.md").read_text()
+    lines = "\n".join(re.findall(r"```bash\n(.*?)```", page, re.DOTALL))
+    lines = re.sub(r"^ppo .*$", "", lines, flags=re.MULTILINE).replace("\nask ", "\necho; ask ")
+    given = {
+        "http://127.0.0.1:8600/v1 KEY=...": f"{os.environ['PPO_URL']}/v1 KEY={os.environ['PPO_KEY']}",
+        "RUN": run.run_id,
+        "k-...": client.checkpoints(run.run_id)[1]["id"],
+        "c-...": "c-madeup",
+    }
+    for placeholder, value in given.items():
+        lines = lines.replace(placeholder, value)
+    done = subprocess.run(["bash", "-c", lines], capture_output=True, text=True, check=False, timeout=60)
+    answers = [json.loads(line) for line in done.stdout.splitlines() if line]
+    assert len(answers) == lines.count("; ask "), done.stderr
+    assert [one["code"] for one in answers if "code" in one] == ["not_found", "illegal_move", "not_found"]
+    assert [(one["kind"], one["status"]) for one in answers if "kind" in one] == [("rollback", "pending")]
+    assert [one["name"] for one in answers if "num_iterations" in one] == ["bolder"]
