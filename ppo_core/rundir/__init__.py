@@ -6,6 +6,7 @@
     RUN/segment-0001/logs/                what each attempt's ranks printed, and the fault of one that failed alone
     RUN/segment-0001/control/             commands for one lease token
     RUN/segment-0001/checkpoints/         iter-000020/ and so on, each whole or absent
+    RUN/segment-0001/.reserve             space for the trainer's last word on a full disk, while it runs
 
 It knows neither database nor queue. Nothing here rewrites a file in place: files are written aside, fsynced and
 renamed, and the journal only grows (but for a torn last line, which is cut when a trainer starts).

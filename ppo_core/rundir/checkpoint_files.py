@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -14,8 +15,8 @@ from typing import Any
 
 from ppo_core.errors import CheckpointError
 from ppo_core.rundir.files import fsync_folder, write_atomically
-from ppo_core.rundir.journal import all_events
-from ppo_core.rundir.segments import SegmentDir
+from ppo_core.rundir.journal import all_events, has_writer
+from ppo_core.rundir.segments import SegmentDir, segments
 
 MANIFEST = "manifest.json"
 _CHECKPOINT = re.compile(r"^iter-(\d{6,})$")
@@ -174,8 +175,21 @@ def remove_checkpoint(folder: Path) -> None:
 
 
 def remove_leftovers(segment: SegmentDir) -> None:
-    """Remove what a killed writer left half-done of checkpoints and samples. Only the segment's owner may call it."""
+    """Remove what killed writers left half-done of checkpoints and samples, here and in the run's earlier segments.
+
+    Only this segment's owner may call it. An earlier one that has a writer still is left alone.
+    """
     for child in segment.checkpoints.glob(".iter-*"):
         shutil.rmtree(child, ignore_errors=True)
+    _remove_half_samples(segment)
+    for earlier in itertools.takewhile(lambda each: each.path.name != segment.path.name, segments(segment.path.parent)):
+        if not has_writer(earlier.journal):
+            # Whoever removes old checkpoints may be at work there, so only what was being written.
+            for child in earlier.checkpoints.glob(".iter-*.tmp"):
+                shutil.rmtree(child, ignore_errors=True)
+            _remove_half_samples(earlier)
+
+
+def _remove_half_samples(segment: SegmentDir) -> None:
     for child in segment.samples.glob(".*.tmp"):
         child.unlink(missing_ok=True)

@@ -187,6 +187,18 @@ class JournalWriter:
         self._file.close()
 
 
+def has_writer(path: Path) -> bool:
+    """Whether a living process, this one included, has the journal open to write it."""
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return False
+
+
 def _lock_and_mend(file: FileIO, path: Path) -> Event | None:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -212,3 +212,19 @@ def test_what_a_killed_writer_left_is_removed_and_nothing_else(segment: SegmentD
     remove_leftovers(segment)
     assert list(segment.checkpoints.iterdir()) == [target]
     assert [path.name for path in segment.samples.iterdir()] == ["iter-000005-train.jsonl"]
+
+
+def test_what_was_left_in_earlier_segments_goes_too_unless_they_have_a_writer(segment: SegmentDir) -> None:
+    """A restart that does iterations again runs another segment than the one it was killed in."""
+    later = SegmentDir(segment.path.with_name("segment-0002"))
+    later.checkpoints.mkdir(parents=True)
+    half, going = segment.checkpoints / ".iter-000006.77.tmp", segment.checkpoints / ".iter-000004.removed"
+    half.mkdir()
+    going.mkdir()
+    writer = JournalWriter(segment.journal)
+    remove_leftovers(later)
+    assert half.exists()
+    writer.close()
+    remove_leftovers(later)
+    assert not half.exists()
+    assert going.exists()
