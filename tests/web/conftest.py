@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
 from ppo.local.stack import Stack
 
@@ -29,6 +29,7 @@ FLAGS = [
 @pytest.fixture(scope="session")
 def chromium() -> Iterator[Browser]:
     """The system's Chromium where there is one, else the one that `playwright install` brought."""
+    expect.set_options(timeout=10_000)  # A busy machine draws late.
     names = (os.environ.get("PPO_CHROMIUM", "chromium"), "chromium-browser", "google-chrome", "google-chrome-stable")
     program = next((found for name in names if (found := shutil.which(name))), None)
     with sync_playwright() as playwright:

@@ -11,6 +11,7 @@ const runPath = (id: string): string => `/v1/runs/${encodeURIComponent(id)}`;
 
 export const listRuns = (query: Query): Promise<Page<Run>> => get("/v1/runs", query);
 export const readRun = (id: string): Promise<RunDetail> => get(runPath(id));
+export const readCommand = (run: string, id: string): Promise<Command> => get(`${runPath(run)}/commands/${encodeURIComponent(id)}`);
 export const stopRun = (id: string): Promise<Command> => post(`${runPath(id)}/stop`);
 
 export const pauseRun = (id: string): Promise<Command> => post(`${runPath(id)}/pause`);

@@ -5,7 +5,7 @@
 
 import { ChartStore } from "../../charts/chart_store.svelte";
 import { asProblem } from "../../api/client";
-import { latestMetrics, listCheckpoints, listSegments, readRun } from "../../api/endpoints";
+import { latestMetrics, listCheckpoints, listSegments, readCommand, readRun } from "../../api/endpoints";
 import type { Checkpoint, Command, LatestMetric, Problem, RunDetail, Segment, StreamEvent } from "../../api/types";
 import type { Start } from "./back/start";
 import { live, type Following } from "../../live/live.svelte";
@@ -61,7 +61,7 @@ export class RunStore {
       this.run = run;
       this.charts.activeSegment = run.active_segment;
       this.seq = run.event_seq;
-      this.commands = run.open_commands;
+      void this.#readOutcomes(run.open_commands);
       this.checkpoints = checkpoints.items;
       this.segments = segments;
       this.latest = new Map(metrics.latest.map((metric) => [metric.name, metric]));
@@ -81,7 +81,7 @@ export class RunStore {
       if (this.#closed || run.event_seq < this.seq) return;
       if (run.active_segment !== this.run?.active_segment) return void this.load();
       this.run = run;
-      this.commands = merged(this.commands, run.open_commands);
+      void this.#readOutcomes(run.open_commands);
     } catch {
       // The bar at the top says that the connection is away; the next turn tries again.
     }
@@ -96,6 +96,7 @@ export class RunStore {
     this.charts.apply(event);
     if (event.seq <= this.seq || !this.run) return;
     this.seq = event.seq;
+    if (event.type === "command") this.commands = merged(this.commands, [event.payload as unknown as Command]);
     // A segment began elsewhere than where the last one ended: another line, other checkpoints, other numbers.
     if (event.segment > this.run.active_segment) {
       if (!this.#loading) void this.load();
@@ -104,7 +105,6 @@ export class RunStore {
     const payload = event.payload;
     if (event.type === "metrics") this.#metrics(event);
     else if (event.type === "samples") this.samplesAt = event.iteration;
-    else if (event.type === "command") this.commands = merged(this.commands, [payload as unknown as Command]);
     else if (event.type === "checkpoint") void this.readCheckpoints();
     else if (event.type === "state") {
       this.run = { ...this.run, state: payload.to as RunDetail["state"] };
@@ -128,6 +128,17 @@ export class RunStore {
     }
     this.latest = latest;
     this.run = { ...this.run, iteration: Math.max(this.run.iteration, event.iteration ?? 0) };
+  }
+
+  /** Commands that are open, and what became of those that no longer are. */
+  async #readOutcomes(open: Command[]): Promise<void> {
+    this.commands = merged(this.commands, open);
+    const ended = this.commands.filter((known) => !known.finished_at && !open.some((command) => command.id === known.id));
+    try {
+      this.commands = merged(this.commands, await Promise.all(ended.map((known) => readCommand(this.id, known.id))));
+    } catch {
+      // The next reading asks again.
+    }
   }
 
   async readCheckpoints(): Promise<void> {
