@@ -24,7 +24,7 @@ pytestmark = pytest.mark.stack
 
 @pytest.fixture
 def platform(database_url: str, tmp_path: Path) -> Iterator[Platform]:
-    with Platform(database_url, tmp_path, {"PPO_CPU_SLOTS": "8"}) as platform:
+    with Platform(database_url, tmp_path, {"PPO_CPU_SLOTS": "8", "PPO_LEASE_S": "8"}) as platform:
         yield platform
 
 
