@@ -55,12 +55,14 @@ class History:
     """What of a run's past asks for a checkpoint to go back to.
 
     `line` is what survived its roll backs; `gates` are iterations at which a judge gate was held there, `onsets` those
-    with which an alert that is still open began.
+    with which an alert that is still open began. `left` are segments that a roll back left: where they end is where
+    another roll back goes to undo it.
     """
 
     line: tuple[Stretch, ...] = ()
     gates: tuple[int, ...] = ()
     onsets: tuple[int, ...] = ()
+    left: tuple[int, ...] = ()
 
 
 NOTHING_HAPPENED = History()
@@ -114,9 +116,7 @@ def decisions(
     good = [checkpoint for checkpoint in newest_first if checkpoint.verified]
     last = {c.id for c in (sound if rules.keep_last < 0 else sound[: rules.keep_last])}
     best = {c.id for c in _best(sound, rules.keep_best)}
-    on_line = [
-        c for c in sound if any(s.segment == c.segment and s.first <= c.iteration <= s.last for s in history.line)
-    ]
+    on_line = [c for c in sound if _is_on(history.line, c)]
     moments: dict[str, list[str]] = {}
     for gate in sorted(set(history.gates))[-2:]:
         for checkpoint in _newest_until(on_line, gate):
@@ -124,6 +124,9 @@ def decisions(
     for onset in sorted(set(history.onsets)):
         for checkpoint in _newest_until(on_line, onset - 1):
             moments.setdefault(checkpoint.id, []).append(f"the newest before the alert that began at iteration {onset}")
+    for segment in sorted(set(history.left)):
+        for checkpoint in _newest_until([c for c in sound if c.segment == segment and c not in on_line], None):
+            moments.setdefault(checkpoint.id, []).append(f"the end of segment {segment}, which a roll back left")
 
     result = []
     for checkpoint in newest_first:
@@ -181,11 +184,14 @@ def _is_on(line: Sequence[Stretch], checkpoint: Kept) -> bool:
     )
 
 
-def _newest_until(newest_first: Sequence[Kept], iteration: int) -> list[Kept]:
-    """The newest verified one up to `iteration`, and those after it that nobody has looked at: they may be damaged."""
+def _newest_until(newest_first: Sequence[Kept], iteration: int | None) -> list[Kept]:
+    """The newest verified one up to `iteration`, and those after it that nobody has looked at: they may be damaged.
+
+    With `iteration` None, the newest of all.
+    """
     found = []
     for checkpoint in newest_first:
-        if checkpoint.iteration <= iteration:
+        if iteration is None or checkpoint.iteration <= iteration:
             found.append(checkpoint)
             if checkpoint.verified:
                 break

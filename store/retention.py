@@ -18,7 +18,7 @@ from ppo_core.retention import Decision, History, Kept, OnlyWhatIsNeeded, Retent
 from ppo_core.spec.groups import CheckpointsConfig
 from store.checkpoints import change_checkpoint, locked_checkpoint, present_checkpoints, starting_points
 from store.metrics_read import active_line
-from store.models import Checkpoint, MetricDef, MetricPoint, Run, RunEvent
+from store.models import Checkpoint, MetricDef, MetricPoint, Run, RunEvent, Segment
 from store.runs import locked_run
 from store.states import LIVE
 
@@ -83,7 +83,13 @@ def history(session: Session, run_id: str) -> History:
         for segment, iteration in gates
         if any(piece.segment == segment and piece.first <= iteration <= piece.last for piece in line)
     ]
-    return History(tuple(Stretch(piece.segment, piece.first, piece.last) for piece in line), tuple(sorted(held)))
+    # The active segment is always the newest, so a roll back left the one before its own.
+    opened = select(Segment.number).where(Segment.run_id == run_id, Segment.kind == "rollback")
+    return History(
+        line=tuple(Stretch(piece.segment, piece.first, piece.last) for piece in line),
+        gates=tuple(sorted(held)),
+        left=tuple(number - 1 for number in session.scalars(opened)),
+    )
 
 
 def needed_elsewhere(session: Session, run_id: str) -> dict[str, str]:
@@ -104,12 +110,14 @@ def remove(session: Session, run_id: str, checkpoint_id: str, rules: RetentionRu
 
 
 def remove_by_hand(session: Session, row: Checkpoint, actor: str) -> None:
-    """A person's removal of a locked checkpoint; the spec's keep_last, keep_every and keep_best do not hold it.
+    """A person's removal of a locked checkpoint, which neither the spec's rules nor a way to undo a roll back hold.
 
     Raises:
         CheckpointNeeded: something else does.
     """
-    decision = next((d for d in decide(session, row.run_id, OnlyWhatIsNeeded()) if d.checkpoint.id == row.id), None)
+    kept = kept_records(session, row.run_id, present_checkpoints(session, row.run_id))
+    past = replace(history(session, row.run_id), left=())
+    decision = next((d for d in decisions(kept, OnlyWhatIsNeeded(), past) if d.checkpoint.id == row.id), None)
     if decision is not None and decision.stays and not _only_damaged(decision):
         reasons = "; ".join(decision.reasons)
         if decision.checkpoint.pinned and len(decision.reasons) == 1:

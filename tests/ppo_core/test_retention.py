@@ -66,6 +66,7 @@ pasts = st.builds(
     line=lines,
     gates=st.lists(st.integers(0, 120), max_size=4).map(tuple),
     onsets=st.lists(st.integers(0, 120), max_size=3).map(tuple),
+    left=st.lists(st.integers(1, 2), max_size=2).map(tuple),
 )
 
 
@@ -165,6 +166,21 @@ def test_moments_look_along_the_present_line_only() -> None:
         (1, 40),
         (2, 45),
     ]
+
+
+def test_the_end_of_what_a_roll_back_left_stays_to_undo_it() -> None:
+    """Segment 2 went back to 20 and left 30 and 40; a new segment's checkpoints push out all of it but the end."""
+    history = [at(20), at(30), at(40), at(30, segment=2), at(40, segment=2)]
+    past = History((Stretch(1, 0, 20), Stretch(2, 21, 10**9)), left=(1,))
+    assert [(r.segment, r.iteration) for r in removable(history, Rules(), past)] == [(1, 20), (1, 30), (2, 30)]
+    (kept,) = [d for d in decisions(history, Rules(), past) if d.checkpoint == at(40)]
+    assert kept.reasons == ("the end of segment 1, which a roll back left",)
+
+
+def test_a_roll_back_to_the_very_end_leaves_nothing_to_go_back_to() -> None:
+    history = [at(10), at(20), at(30, segment=2), at(40, segment=2)]
+    past = History((Stretch(1, 0, 20), Stretch(2, 21, 10**9)), left=(1,))
+    assert [(r.segment, r.iteration) for r in removable(history, Rules(), past)] == [(1, 10), (1, 20), (2, 30)]
 
 
 def test_at_a_moment_a_damaged_one_counts_for_nothing_and_an_unverified_one_not_alone() -> None:

@@ -15,7 +15,7 @@ from ppo_core.spec.groups import CheckpointsConfig
 from store import retention
 from store.checkpoints import NewCheckpoint, record_checkpoint
 from store.metrics_write import IterationMetrics, write_metrics
-from store.models import Checkpoint, Command, MetricPoint, RunEvent, Segment
+from store.models import Checkpoint, Command, MetricPoint, Run, RunEvent, Segment
 from store.retention import rules_of
 from tests.worker.conftest import Claimed
 from worker.prune import Pruner
@@ -69,6 +69,38 @@ def test_pinned_and_started_from_stay(saved: Claimed, prune: Callable[[], list[i
         ten = session.scalars(select(Checkpoint.id).where(Checkpoint.iteration == 10)).one()
         session.add(Segment(run_id=saved.run_id, number=2, kind="rollback", spec={}, start_checkpoint=ten))
     assert prune() == []
+
+
+def test_what_undoes_a_roll_back_stays_but_a_person_may_delete_it(
+    saved: Claimed, prune: Callable[[], list[int]]
+) -> None:
+    """Segment 2 went back to 5, left 20 behind, and has saved enough to fill `keep_last`."""
+    with saved.sessions.begin() as session:
+        five = session.scalars(select(Checkpoint).where(Checkpoint.iteration == 5)).one()
+        session.add(
+            Segment(
+                run_id=saved.run_id,
+                number=2,
+                kind="rollback",
+                spec=SPEC,
+                start_checkpoint=five.id,
+                start_iteration=five.iteration,
+            )
+        )
+        session.execute(update(Checkpoint).values(verified_at=func.now()))
+        session.flush()
+        for iteration in (7, 9):
+            said = saved.save(iteration, 2)
+            path = f"segment-0002/{said.pop('path')}"
+            record_checkpoint(
+                session, saved.run_id, NewCheckpoint(segment=2, iteration=iteration, path=path, **said), saved.token
+            )
+        session.execute(update(Run).values(active_segment=2))
+    assert prune() == [10, 15]
+    with saved.sessions.begin() as session:
+        twenty = session.scalars(select(Checkpoint).where(Checkpoint.iteration == 20)).one()
+        retention.remove_by_hand(session, twenty, "somebody")
+        assert twenty.status == "removed"
 
 
 def test_damaged_newest_protects_the_older_ones(saved: Claimed, prune: Callable[[], list[int]]) -> None:
