@@ -54,6 +54,67 @@ def change(dialog: Locator, number: int, path: str, value: str) -> None:
     dialog.get_by_label(f"New value of {path}").fill(value)
 
 
+def ghosts(page: Page) -> Locator:
+    return page.locator("[data-panel=reward] [data-ghosts]")
+
+
+def follow_to_the_end(dialog: Locator) -> None:
+    expect(dialog.locator("[data-command=rollback]")).to_have_attribute("data-status", "done", timeout=DONE_MS)
+    dialog.get_by_role("button", name="Close").click()
+    expect(dialog).to_have_count(0)
+
+
+def test_back_with_another_setting_and_back_again_while_it_runs(quick: Platform, visit: Visit) -> None:
+    """A stopped run goes back to 5 with another `kl.coef`; then, running, it undoes that: to where it had stopped."""
+    run = quick.submit(400, "there and back", checkpoints=KEEP_ALL)
+    quick.wait_for_iteration(run, 12)
+    quick.stop(run)
+    last = int(quick.wait_for(run, "stopped")["iteration"])
+    page = visit(quick.stack).open(f"/runs/{run}")
+    expect(ghosts(page)).to_have_attribute("data-ghosts", "")
+
+    dialog = open_rollback(page)
+    pick(dialog, 5)
+    behind = dialog.locator("[data-part=left-behind]")
+    expect(behind).to_contain_text(f"Iterations 6 to {last} of segment 1")
+    expect(dialog.locator("[data-part=exact]")).to_contain_text("bit for bit")
+    change(dialog, 1, "kl.coef", "0.2")
+    row = dialog.locator("[data-change='kl.coef']")
+    expect(row.get_by_role("cell")).to_have_text(["0.05", "0.05", "0.2", "safe", re.compile("checkpoint's")])
+    expect(dialog.locator("[data-part=exact]")).to_have_count(0)
+    dialog.get_by_label("Reason").fill("KL ran away")
+    dialog.get_by_role("button", name="Roll back", exact=True).click()
+    follow_to_the_end(dialog)
+
+    expect(page.locator("header [data-state]")).to_have_text("running", timeout=DONE_MS)
+    expect(ghosts(page)).to_have_attribute("data-ghosts", "1")
+    expect(page.locator("[data-stretch='1']")).to_have_count(2)
+    expect(page.locator("[data-mark=rollback].changed")).to_have_attribute("title", re.compile("kl.coef.*KL ran away"))
+    page.get_by_role("checkbox", name="abandoned").uncheck()
+    expect(ghosts(page)).to_have_attribute("data-ghosts", "")
+    page.locator("[data-mark=rollback]").focus()
+    page.keyboard.press("Enter")
+    expect(page.locator("[data-diff='kl.coef']").get_by_role("cell")).to_have_text(["0.05", "0.2"])
+
+    page.get_by_role("tab", name="Checkpoints").click()
+    stopped_at = page.locator(f"[data-checkpoint='{last}']").filter(has=page.locator("code", has_text="segment-0001"))
+    stopped_at.get_by_role("button", name="Roll back…").click()
+    expect(dialog.locator("[data-change='kl.coef']").get_by_role("cell").nth(2)).to_have_text("0.05")
+    dialog.get_by_role("button", name="Roll back", exact=True).click()
+    follow_to_the_end(dialog)
+    page.get_by_role("checkbox", name="abandoned").check()
+    expect(ghosts(page)).to_have_attribute("data-ghosts", "2")
+    expect(page.locator("header [data-state]")).to_have_text("running", timeout=DONE_MS)
+    quick.wait_for_iteration(run, last + 2)
+    quick.stop(run)
+    quick.wait_for(run, "stopped")
+    segments = quick.get(f"/v1/runs/{run}/segments")["items"]
+    assert [(item["number"], item["kind"], item["start_iteration"]) for item in segments] == [
+        (1, "start", 0), (2, "rollback", 5), (3, "rollback", last),
+    ]  # fmt: skip
+    assert (segments[1]["reason"], segments[1]["created_by"]) == ("KL ran away", "browser")
+
+
 def test_what_a_roll_back_may_not_change_is_said_at_the_setting_and_a_fork_takes_it(
     quick: Platform, visit: Visit, ended: str
 ) -> None:
