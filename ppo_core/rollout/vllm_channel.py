@@ -7,6 +7,7 @@ neither vLLM nor what the messages mean.
 from __future__ import annotations
 
 import json
+import math
 import select
 import socket
 from typing import Any
@@ -45,11 +46,12 @@ class Channel:
         Raises:
             ChannelClosed: the other end is gone and every message that it sent was returned before.
         """
-        writers = [self._socket] if self._outgoing else []
-        readable, writable, _ = select.select([self._socket], writers, [], wait_s)
-        if writable:
+        ready = select.poll()  # `select` itself takes no descriptor above 1023, and a trainer on GPUs has many.
+        ready.register(self._socket, select.POLLIN | (select.POLLOUT if self._outgoing else 0))
+        events = dict(ready.poll(math.ceil(wait_s * 1000))).get(self._socket.fileno(), 0)
+        if events & select.POLLOUT:
             self._write()
-        if readable and not self._read():
+        if events & ~select.POLLOUT and not self._read():
             messages = self._whole()
             if not messages:
                 raise ChannelClosed("the other end closed the connection")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import resource
 import socket
 import time
 from collections.abc import Iterator
@@ -59,3 +61,20 @@ def test_what_was_said_before_the_end_is_heard_before_it(ends: Ends) -> None:
     assert other.exchange(1) == [{"last": True}]
     with pytest.raises(ChannelClosed):
         other.exchange(1)
+
+
+def test_a_process_may_have_many_files_open() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(2000, hard)), hard))
+    one, other = socket.socketpair()
+    with one, other:
+        high = Channel(socket.socket(fileno=fcntl.fcntl(one.fileno(), fcntl.F_DUPFD, 1500)))
+        low = Channel(other.dup())
+        low.post({"number": 1})
+        low.exchange(0)
+        assert high.exchange(1) == [{"number": 1}]
+        high.post({"number": 2})
+        high.exchange(0)
+        assert low.exchange(1) == [{"number": 2}]
+        high.close()
+        low.close()
