@@ -21,6 +21,7 @@ from ppo_core.rollout.engine_folder import EngineFolder
 from ppo_core.rollout.nccl_weights import NCCLGroup, NCCLWeights
 from ppo_core.rollout.shared_weights import SharedWeights, read_weights
 from ppo_core.rollout.transformers_engine import PROBE_TOLERANCE, stop_ids_of
+from ppo_core.rollout.vllm_answers import Asked, in_order
 from ppo_core.rollout.vllm_process import VLLMProcess
 from ppo_core.rollout.vllm_replica import Message, Replica, answers
 from ppo_core.rollout.vllm_servers import common_way, met_by_nccl, services
@@ -174,17 +175,20 @@ class VLLMEngine:
         dealt = self._dealt(len(prompt_ids))
         calls = []
         for process, rows in dealt:
-            asked = [{"row": row, "prompt": prompt_ids[row], "seed": seeds[row]} for row in rows]
-            call = process.ask("generate", rows=asked, sampling=self._sampling(), version=str(self._version))
+            some = [{"row": row, "prompt": prompt_ids[row], "seed": seeds[row]} for row in rows]
+            call = process.ask("generate", rows=some, sampling=self._sampling(), version=str(self._version))
             calls.append((process, call))
         responses: list[Response | None] = [None] * len(prompt_ids)
+        asked = Asked(
+            self._num_tokens, self._config.max_new_tokens, frozenset(self._stop_ids), bool(self._config.stop_strings)
+        )
         for (process, rows), answer in zip(dealt, self._answers(calls, check), strict=True):
             if answer["version"] != str(self._version):
                 raise WeightSyncError(
                     f"{process.name} generated with version {answer['version']}, expected {self._version}"
                 )
-            for row, found in zip(rows, _in_order(process.name, rows, prompt_ids, answer["rows"]), strict=True):
-                responses[row] = _response(process.name, row, found, self._num_tokens)
+            for row, found in zip(rows, in_order(process.name, rows, prompt_ids, answer["rows"]), strict=True):
+                responses[row] = asked.response(process.name, row, found)
         whole = [response for response in responses if response is not None]
         self._ask_again(dealt, prompt_ids, whole)
         return whole
@@ -340,36 +344,6 @@ class VLLMEngine:
 def _require_received(name: str, version: int, sent: str, received: str) -> None:
     if received != sent:
         raise WeightSyncError(f"version {version}: sent weights of digest {sent}, {name} received {received}")
-
-
-def _in_order(
-    name: str, rows: list[int], prompt_ids: list[list[int]], found: list[dict[str, Any]]
-) -> list[dict[str, Any]]:
-    """What was found, if it belongs to the rows that were asked for, one by one."""
-    if len(found) != len(rows):
-        raise RolloutError(f"{name} answered {len(found)} of {len(rows)} rows")
-    for row, one in zip(rows, found, strict=True):
-        if one["row"] != row or one["prompt"] != prompt_ids[row]:
-            raise RolloutError(
-                f"{name} answered row {one['row']}, prompt {one['prompt'][:8]}, where row {row}, prompt "
-                f"{prompt_ids[row][:8]}, was asked: its responses are in another order"
-            )
-    return found
-
-
-def _response(name: str, row: int, found: dict[str, Any], num_tokens: int) -> Response:
-    ids, logprobs, reason = found["ids"], found["logprobs"], found["finish_reason"]
-    if reason not in ("stop", "length"):
-        raise RolloutError(f"{name} ended row {row} by {reason!r}; expected 'stop' or 'length'")
-    beyond = [token for token in ids if not 0 <= token < num_tokens]
-    if beyond:
-        raise RolloutError(f"{name} drew id {beyond[0]} in row {row}, but the model has {num_tokens} ids")
-    if not torch.tensor(logprobs).isfinite().all():
-        raise RolloutError(
-            f"{name}, row {row}: its logits are not finite, so nothing can be sampled from them",
-            hint="Go back to a checkpoint before the weights became non-finite; lower update.learning_rate.",
-        )
-    return Response(ids, reason, logprobs)
 
 
 def _write_model(policy: PolicyModel, tokenizer: Any, folder: Path) -> None:

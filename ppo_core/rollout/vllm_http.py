@@ -7,10 +7,11 @@ checked. Redirects are not followed, and no proxy is used. It knows no tokens an
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
 import json
 import socket
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from typing import Any
 
 import httpx
@@ -20,6 +21,11 @@ from ppo_core.spec.hosts import Endpoint, EngineHosts, parse_endpoint
 
 # Of an error's body that is told.
 SAID_CHARACTERS = 1500
+# The longest are fingerprints, some hundred bytes a weight.
+MAX_ANSWER_BYTES = 64 << 20
+# A connection that nobody uses is given up after so long, well before vLLM does, after 5 s: a request that meets the
+# other side's end of it would look like a server that is gone.
+KEPT_S = 2.0
 
 
 class ServerFault(Exception):
@@ -77,7 +83,7 @@ class ServerConnection:
             base_url=f"{endpoint.scheme}://{place}:{endpoint.port}{endpoint.path.rstrip('/')}",
             headers=self._headers,
             verify=httpx.create_ssl_context() if endpoint.scheme == "https" else False,
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=KEPT_S),
             timeout=None,  # Each call has its deadline.
             trust_env=False,
             follow_redirects=False,
@@ -100,26 +106,15 @@ class ServerConnection:
         """
         return await self._within(path, self._call("POST", path, body))
 
-    async def post_patiently(self, path: str, body: Mapping[str, Any]) -> Any:
-        """The same without a deadline: whoever calls it looks meanwhile whether the server lives."""
-        return await self._call("POST", path, body)
-
     async def events(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[Any, None]:
         """The JSON of each event of a stream, without a deadline. Closing it early ends the request."""
-        assert self._client is not None
-        try:
-            async with self._client.stream("POST", path, json=body, extensions=self._extensions) as answer:
-                if answer.status_code != 200:
-                    await answer.aread()
-                    raise ServerFault(answer.status_code, answer.text[:SAID_CHARACTERS])
-                async for line in answer.aiter_lines():
-                    if line.startswith("data: ") and line != "data: [DONE]":
-                        event = json.loads(line.removeprefix("data: "))
-                        if "error" in event:
-                            raise ServerFault(500, str(event["error"])[:SAID_CHARACTERS])
-                        yield event
-        except httpx.TransportError as error:
-            raise self._lost(error) from error
+        async with self._answered("POST", path, body) as answer:
+            async for line in _lines(answer):
+                if line.startswith(b"data: ") and line != b"data: [DONE]":
+                    event = _json(path, answer, line.removeprefix(b"data: "))
+                    if "error" in event:
+                        raise ServerFault(500, str(event["error"])[:SAID_CHARACTERS])
+                    yield event
 
     @property
     def _extensions(self) -> dict[str, Any]:
@@ -127,17 +122,21 @@ class ServerConnection:
         return {"sni_hostname": self._endpoint.host}
 
     async def _call(self, method: str, path: str, body: Mapping[str, Any] | None) -> Any:
+        async with self._answered(method, path, body) as answer:
+            content = await _whole(answer)
+        return _json(path, answer, content) if content else None
+
+    @contextlib.asynccontextmanager
+    async def _answered(self, method: str, path: str, body: Mapping[str, Any] | None) -> AsyncIterator[httpx.Response]:
         assert self._client is not None
         try:
-            answer = await self._client.request(method, path, json=body, extensions=self._extensions)
+            async with self._client.stream(method, path, json=body, extensions=self._extensions) as answer:
+                if answer.status_code != 200:
+                    said = (await _whole(answer)).decode("utf-8", errors="replace")
+                    raise ServerFault(answer.status_code, said[:SAID_CHARACTERS])
+                yield answer
         except httpx.TransportError as error:
             raise self._lost(error) from error
-        if answer.status_code != 200:
-            raise ServerFault(answer.status_code, answer.text[:SAID_CHARACTERS])
-        try:
-            return answer.json() if answer.content else None
-        except ValueError as error:
-            raise ServerFault(answer.status_code, f"the answer to {path} is no JSON, so no vLLM server's") from error
 
     async def _within(self, path: str, call: Any) -> Any:
         try:
@@ -155,6 +154,46 @@ class ServerConnection:
             f"{self.name} is gone, or was never there: {said}",
             hint="Look at the server's own log and start it again (docs/engines.md), then resume the run.",
         )
+
+
+async def _parts(answer: httpx.Response) -> AsyncGenerator[bytes, None]:
+    """Of the body, as they come; a few bytes unpacked could be gigabytes."""
+    if "Content-Encoding" in answer.headers:
+        packing = answer.headers["Content-Encoding"]
+        raise ServerFault(answer.status_code, f"the answer is packed by {packing}, which was not asked for")
+    async for part in answer.aiter_raw():
+        yield part
+
+
+async def _whole(answer: httpx.Response) -> bytes:
+    body = bytearray()
+    async for part in _parts(answer):
+        body += part
+        _require_short(answer, body)
+    return bytes(body)
+
+
+async def _lines(answer: httpx.Response) -> AsyncGenerator[bytes, None]:
+    begun = bytearray()
+    async for part in _parts(answer):
+        *ends, last = part.split(b"\n")
+        for end in ends:
+            yield bytes(begun + end).rstrip(b"\r")
+            begun.clear()
+        begun += last
+        _require_short(answer, begun)
+
+
+def _require_short(answer: httpx.Response, body: bytearray) -> None:
+    if len(body) > MAX_ANSWER_BYTES:
+        raise ServerFault(answer.status_code, f"the answer is longer than {MAX_ANSWER_BYTES} bytes")
+
+
+def _json(path: str, answer: httpx.Response, content: bytes) -> Any:
+    try:
+        return json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise ServerFault(answer.status_code, f"the answer to {path} is no JSON, so no vLLM server's") from error
 
 
 def _allowed(url: str, environment: Mapping[str, str]) -> tuple[Endpoint, EngineHosts, str | None]:

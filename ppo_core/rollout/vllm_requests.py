@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from ppo_core.rollout.vllm_host import Refused, folded_seed
@@ -69,5 +70,36 @@ def require_prompt(choice: dict[str, Any], prompt: list[int]) -> None:
         raise Refused(f"vLLM answered prompt {choice['prompt_token_ids'][:8]} where {prompt[:8]} was asked")
 
 
-def logprobs_of(choice: dict[str, Any]) -> list[float]:
-    return choice["logprobs"]["token_logprobs"] if choice["logprobs"] is not None else []
+class RowSoFar:
+    """One row's response, as far as the events of its stream have come.
+
+    Attributes:
+        ids: the tokens so far.
+        finish_reason: None while nothing has ended it.
+    """
+
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+        self.finish_reason: str | None = None
+        self._prompt: list[int] | None = None
+        self._logprobs: list[float] = []
+
+    def tokens_of(self, choice: dict[str, Any]) -> Iterator[int]:
+        """Take over what an event says, token by token.
+
+        Raises:
+            LookupError, TypeError, ValueError: it is not what vLLM says.
+        """
+        self._prompt = self._prompt or choice["prompt_token_ids"]
+        logprobs = choice["logprobs"]["token_logprobs"] if choice["logprobs"] is not None else []
+        for token, logprob in zip(choice["token_ids"], logprobs, strict=True):
+            if type(token) is not int:
+                raise TypeError(f"{token!r} is no token id")
+            self.ids.append(token)
+            self._logprobs.append(float(logprob))
+            yield token
+        self.finish_reason = choice["finish_reason"]
+
+    def ended_by(self, reason: str | None) -> dict[str, Any]:
+        """The row as the trainer compares it with what it asked for."""
+        return {"prompt": self._prompt, "ids": self.ids, "logprobs": self._logprobs, "finish_reason": reason}

@@ -16,17 +16,25 @@ import threading
 from collections.abc import Awaitable, Coroutine, Iterable, Mapping
 from typing import Any
 
-from ppo_core.errors import DataError, EngineLostError, EngineTimeoutError
+from ppo_core.errors import DataError, EngineLostError, EngineTimeoutError, PPOCoreError, RolloutError
 from ppo_core.rollout.stop_strings import StopStrings
 from ppo_core.rollout.vllm_host import Refused, received
 from ppo_core.rollout.vllm_http import ServerConnection, ServerFault
 from ppo_core.rollout.vllm_replica import Message, answered
-from ppo_core.rollout.vllm_requests import about_last, completion_request, last_logprob, logprobs_of, require_prompt
+from ppo_core.rollout.vllm_requests import (
+    RowSoFar,
+    about_last,
+    completion_request,
+    last_logprob,
+    require_prompt,
+)
 from ppo_core.rollout.vllm_settings import NCCL, SHARED_MEMORY
 
 # Between two looks at whether the engine lives while it generates, seconds.
 PULSE_S = 1.0
 CLOSING_S = 5.0
+# Tokens between two signs of life of a row.
+TOKENS_AN_EVENT = 32
 START_HINT = "Start it with `python -m ppo_core.rollout.vllm_serve`, see docs/engines.md."
 
 
@@ -57,10 +65,12 @@ class VLLMService:
     ) -> None:
         self.name = name
         self._server = ServerConnection(name, url, environment, timeout_s)
+        self._timeout_s = timeout_s
         self._max_rows = max_rows
         self._tokenizer = tokenizer
         self._trainer = secrets.token_hex(6)
         self._weights_ok: str | None = None  # the version whose weights it is known to hold
+        self._heard = 0.0  # when the last token came, by the loop's clock
         self._settings: dict[str, Any] = {}
         self._next_call = 0
         self._calls: dict[int, concurrent.futures.Future[Message]] = {}
@@ -70,6 +80,8 @@ class VLLMService:
 
     def ask(self, operation: str, *, timeout_s: float | None = None, **arguments: Any) -> int:
         """See `Replica`."""
+        if not self._thread.is_alive():
+            raise EngineLostError(f"{self.name} was let go of before, and cannot be asked to {operation}")
         self._next_call += 1
         call = self._within(timeout_s, self._answer(operation, arguments))
         self._calls[self._next_call] = asyncio.run_coroutine_threadsafe(call, self._loop)
@@ -89,9 +101,11 @@ class VLLMService:
         if future is None:
             return
         future.cancel()
-        asyncio.run_coroutine_threadsafe(
-            self._within(timeout_s, self._server.post("/abort_requests", {})), self._loop
-        ).result()
+        aborting = self._within(timeout_s, self._server.post("/abort_requests", {}))
+        try:
+            asyncio.run_coroutine_threadsafe(aborting, self._loop).result()
+        except ServerFault as fault:  # It gives them up once nobody is connected to it.
+            raise EngineLostError(f"{self.name} does not give up its requests: {fault}") from fault
 
     def kill(self) -> None:
         """Let go of the server."""
@@ -121,6 +135,13 @@ class VLLMService:
         except ServerFault as fault:
             await self._require_alive(fault)
             return {"error": "engine", "message": f"{operation}: {fault}"}
+        except PPOCoreError:  # Some of them are a ValueError, too.
+            raise
+        except (LookupError, TypeError, ValueError, AttributeError) as fault:
+            raise RolloutError(
+                f"{self.name}, {operation}: what it answered cannot be read: {type(fault).__name__}: {fault}",
+                hint="Look at what listens there, and whether it is the vLLM of requirements/engines.txt.",
+            ) from fault
 
     async def _require_alive(self, fault: ServerFault) -> None:
         """The web part of a server goes on for a while when its engine is dead."""
@@ -175,7 +196,7 @@ class VLLMService:
         async def one(row: dict[str, Any]) -> dict[str, Any]:
             async with turn:
                 asked = self._row_request(row, sampling)
-                return {"row": row["row"], **await (self._streamed(asked, strings) if strings else self._whole(asked))}
+                return {"row": row["row"], **await self._streamed(asked, strings)}
 
         found = await self._while_alive(_together(one(row) for row in rows))
         await self._require(version)
@@ -191,34 +212,24 @@ class VLLMService:
             stop_token_ids=sampling["stop_ids"],
         )
 
-    async def _whole(self, asked: dict[str, Any]) -> dict[str, Any]:
-        (choice,) = (await self._server.post_patiently("/v1/completions", asked))["choices"]
-        return {
-            "prompt": choice["prompt_token_ids"],
-            "ids": choice["token_ids"],
-            "logprobs": choice["logprobs"]["token_logprobs"],
-            "finish_reason": choice["finish_reason"],
-        }
-
     async def _streamed(self, asked: dict[str, Any], strings: StopStrings) -> dict[str, Any]:
-        """Token by token, given up at the one in which a stop string appears."""
-        found: dict[str, Any] = {"prompt": None, "ids": [], "logprobs": [], "finish_reason": None}
-        events = self._server.events("/v1/completions", {**asked, "stream": True, "stream_interval": 1})
+        """Some tokens at a time; token by token where there are stop strings, and given up at the one in which one
+        appears. That tokens come is what shows that a row is not forgotten."""
+        row = RowSoFar()
+        interval = 1 if strings else TOKENS_AN_EVENT
+        events = self._server.events("/v1/completions", {**asked, "stream": True, "stream_interval": interval})
         async with contextlib.aclosing(events):
             async for event in events:
+                self._heard = self._loop.time()
                 for choice in event["choices"]:
-                    found["prompt"] = found["prompt"] or choice["prompt_token_ids"]
-                    for token, logprob in zip(choice["token_ids"], logprobs_of(choice), strict=True):
-                        found["ids"].append(token)
-                        found["logprobs"].append(logprob)
-                        if strings.just_appeared(found["ids"]):
-                            return {**found, "finish_reason": "stop"}
-                    found["finish_reason"] = choice["finish_reason"]
-        return found
+                    for _ in row.tokens_of(choice):
+                        if strings and strings.just_appeared(row.ids):
+                            return row.ended_by("stop")
+        return row.ended_by(row.finish_reason)
 
     async def _last_logprobs(self, rows: list[list[int]], temperature: float) -> Message:
         asked = [about_last(ids, temperature) for ids in rows]
-        answers = await self._while_alive(_together(self._server.post_patiently("/v1/completions", a) for a in asked))
+        answers = await self._while_alive(_together(self._server.post("/v1/completions", a) for a in asked))
         return {"logprobs": [last_logprob(answer, ids[-1]) for answer, ids in zip(answers, rows, strict=True)]}
 
     async def _meet(self, invitation: dict[str, Any]) -> Message:
@@ -282,7 +293,9 @@ class VLLMService:
         return found
 
     async def _while_alive(self, work: Coroutine[Any, Any, list[Any]]) -> list[Any]:
-        """What the work comes to, unless the engine stops answering between two of its steps meanwhile."""
+        """What the work comes to, unless meanwhile the engine stops answering between two of its steps, makes no token
+        for too long, or is taken away."""
+        self._heard = self._loop.time()
         tasks: set[asyncio.Task[Any]] = {asyncio.ensure_future(work), asyncio.ensure_future(self._pulse())}
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -294,19 +307,31 @@ class VLLMService:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _pulse(self) -> None:
-        """The label is known to the engine alone, not to the web part of the server."""
+        """What is asked here is known to the engine alone, not to the web part of the server."""
         while True:
             await asyncio.sleep(PULSE_S)
-            await self._held()
+            await self._require(self._weights_ok)
+            if self._loop.time() - self._heard > self._timeout_s:
+                raise EngineTimeoutError(
+                    f"{self.name} answers, but has made no token within {self._timeout_s:g} s",
+                    hint="Look at the server's own log, and at who else uses it.",
+                )
 
-    async def _require(self, version: str) -> None:
+    async def _require(self, version: str | None) -> None:
+        """The weights are those of this version, and it generates: one that is paused keeps requests for ever.
+
+        Raises:
+            Refused: another trainer has sent weights, or somebody has paused it, which another trainer does first.
+        """
         held = await self._held()
-        if self._weights_ok != version or held != self._label(version):
+        if self._weights_ok != version or held != self._label(str(version)):
             raise Refused(
                 f"asked for policy version {version}, but the engine holds {held!r}, expected is "
-                f"{self._label(version)!r}, verified is {self._weights_ok!r}",
+                f"{self._label(str(version))!r}, verified is {self._weights_ok!r}",
                 "weights",
             )
+        if (await self._server.get("/is_paused"))["is_paused"]:
+            raise Refused("somebody has paused it, so another trainer may be sending weights", "weights")
 
     async def _version(self) -> str:
         """The version that it holds, if this trainer has sent it."""

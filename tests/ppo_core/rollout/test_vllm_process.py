@@ -18,8 +18,7 @@ from ppo_core.rollout.vllm_engine import VLLMEngine
 from tests.ppo_core.rollout.engine_contract import PROMPTS, SEEDS, contract_policy
 from tests.ppo_core.rollout.vllm_engines import group_of, is_gone, started_engine, synced, vllm_config
 
-# Processes of vLLM take long to start on a machine that has other work.
-pytestmark = [pytest.mark.engines, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.engines
 
 TIMEOUT_S = 4.0
 # Rows for some seconds of generation.

@@ -17,7 +17,7 @@ from ppo_core.models.policy import PolicyModel
 from ppo_core.rollout.vllm_engine import _write_model
 from tests.ppo_core.tiny_models import tiny_tokenizer
 
-START_S = 400.0
+START_S = 800.0
 MAX_MODEL_LEN = 128
 
 
@@ -29,7 +29,7 @@ def free_port() -> int:
 
 
 class LiveServer:
-    """One server of a policy's shape. It prints to `server.log` in its folder."""
+    """One server of a policy's shape, which starts; `wait` for it. It prints to `server.log` in its folder."""
 
     def __init__(
         self, policy: PolicyModel, folder: Path, extension: str, environment: Mapping[str, str] | None = None
@@ -49,7 +49,6 @@ class LiveServer:
                 env={**os.environ, "TMPDIR": str(folder), **(environment or {})},
                 process_group=0,
             )
-        self._wait()
 
     @property
     def pid(self) -> int:
@@ -61,7 +60,8 @@ class LiveServer:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
 
-    def _wait(self) -> None:
+    def wait(self) -> None:
+        """Until it answers."""
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline and self._process.poll() is None:
             try:
