@@ -30,6 +30,9 @@ from store.migrate import migrate
 from store.session import make_engine
 from tests.real_postgres import RealPostgres
 
+# Processes of vLLM, and several ranks, take minutes to start on a machine that has other work.
+ENGINES_TIMEOUT_S = 900
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Which tests one process runs after each other when two share them (`make test`, `--dist loadgroup`).
@@ -41,6 +44,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         markers = {mark.name for mark in item.iter_markers()}
         if "engines" in markers:
             group = "engines"
+            if "timeout" not in markers:
+                item.add_marker(pytest.mark.timeout(ENGINES_TIMEOUT_S))
         elif markers & {"stack", "browser"}:
             group = "services"
         else:
