@@ -11,13 +11,13 @@ import contextlib
 import ipaddress
 import json
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from typing import Any
 
 import httpx
 
 from ppo_core.errors import DataError, EngineLostError, EngineTimeoutError
-from ppo_core.spec.hosts import Endpoint, EngineHosts, parse_endpoint
+from ppo_core.spec.hosts import Address, Endpoint, EngineHosts, parse_endpoint
 
 # Of an error's body that is told.
 SAID_CHARACTERS = 1500
@@ -26,6 +26,8 @@ MAX_ANSWER_BYTES = 64 << 20
 # A connection that nobody uses is given up after so long, well before vLLM does, after 5 s: a request that meets the
 # other side's end of it would look like a server that is gone.
 KEPT_S = 2.0
+# Until the next of several addresses is tried.
+CONNECT_S = 5.0
 
 
 class ServerFault(Exception):
@@ -78,7 +80,8 @@ class ServerConnection:
                     f"{self.name}: {endpoint.host!r} stands for {address}, which {self._hosts.variable} does not allow",
                     hint=f"Add the address or its network to {self._hosts.variable}, if it is the one that is meant.",
                 )
-        place = f"[{addresses[0]}]" if addresses[0].version == 6 else str(addresses[0])
+        address = await _listening(addresses, endpoint.port)
+        place = f"[{address}]" if address.version == 6 else str(address)
         self._client = httpx.AsyncClient(
             base_url=f"{endpoint.scheme}://{place}:{endpoint.port}{endpoint.path.rstrip('/')}",
             headers=self._headers,
@@ -194,6 +197,20 @@ def _json(path: str, answer: httpx.Response, content: bytes) -> Any:
         return json.loads(content)
     except (ValueError, RecursionError) as error:
         raise ServerFault(answer.status_code, f"the answer to {path} is no JSON, so no vLLM server's") from error
+
+
+async def _listening(addresses: Sequence[Address], port: int) -> Address:
+    """The first at which somebody listens, of those that a name stands for; the first if none does.
+
+    `localhost` often stands for ::1 as well, where a server on 127.0.0.1 does not listen.
+    """
+    for address in addresses if len(addresses) > 1 else ():
+        with contextlib.suppress(OSError, TimeoutError):
+            async with asyncio.timeout(CONNECT_S):
+                _, writer = await asyncio.open_connection(str(address), port)
+            writer.close()
+            return address
+    return addresses[0]
 
 
 def _allowed(url: str, environment: Mapping[str, str]) -> tuple[Endpoint, EngineHosts, str | None]:

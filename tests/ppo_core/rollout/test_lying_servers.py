@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -22,6 +23,8 @@ from tests.ppo_core.tiny_models import tiny_tokenizer
 TIMEOUT_S = 2.0
 # Beyond which a wait counts as one for ever, on a machine that has other work.
 LONG_S = 15.0
+# As a machine may look `localhost` up, where the server listens at the last one.
+PLACES = [(socket.AF_INET6, "::1"), (socket.AF_INET, "127.0.0.2"), (socket.AF_INET, "127.0.0.1")]
 
 
 @pytest.fixture
@@ -197,3 +200,20 @@ def test_a_connection_that_the_server_may_be_about_to_end_is_not_used_again() ->
         asyncio.run(twice(f"http://127.0.0.1:{server.server_port}"))
         server.shutdown()
     assert vllm_http.KEPT_S <= 5 / 2  # vLLM ends them after 5 s.
+
+
+def test_of_several_addresses_of_a_name_the_one_where_somebody_listens_is_taken(
+    lying: LyingServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = lying.server.server_port
+    found = [(family, socket.SOCK_STREAM, 6, "", (host, port)) for family, host in PLACES]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *arguments, **more: found)
+    allowed = {"PPO_ENGINE_HOSTS": "localhost,127.0.0.0/8,[::1]"}
+
+    async def health() -> None:
+        connection = ServerConnection("it", f"http://localhost:{port}", allowed, LONG_S)
+        await connection.open()
+        assert await connection.get("/health") is None
+        await connection.close()
+
+    asyncio.run(health())
