@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,6 +18,8 @@ from ppo_core.rollout.vllm_settings import CUDA_IPC
 
 # vLLM's seeds have a sign, and -1 means none.
 SEED_BITS = 63
+# After which a row says how far it has come, so that an engine which makes none is not taken for one that goes on.
+TOKENS_AN_OUTPUT = 32
 
 
 class Refused(Exception):
@@ -29,6 +32,15 @@ class Refused(Exception):
 
 class Aborted(Exception):
     """The trainer no longer wants the answer."""
+
+
+@dataclass
+class _Begun:
+    """A row's response as far as it has come."""
+
+    row: int
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
 
 
 class EngineHost:
@@ -69,7 +81,7 @@ class EngineHost:
             sampling: `temperature`, `max_new_tokens`, `stop_ids` and `stop_strings`, for all of them.
             version: the weights that are to be sampled from.
             is_unwanted: looked at between steps.
-            tell: called about once a second with the tokens made so far.
+            tell: called with the number of steps so far, about once a second while tokens are made.
 
         Returns:
             `rows`, each with `row`, the `prompt` that was answered, `ids`, `logprobs` and `finish_reason`; `version`;
@@ -196,39 +208,42 @@ class EngineHost:
         tell: Callable[[int], None],
     ) -> list[dict[str, Any]]:
         stop_strings = StopStrings(self._tokenizer, sampling["stop_strings"])
-        names = {}
+        begun: dict[str, _Begun] = {}
         for row in rows:
             params = _params(
                 sampling["temperature"],
                 sampling["max_new_tokens"],
                 row["seed"],
                 stop_token_ids=sampling["stop_ids"],
-                every_step=bool(stop_strings),
+                interval=1 if stop_strings else TOKENS_AN_OUTPUT,
             )
-            names[self._add(row["prompt"], params)] = row["row"]
+            begun[self._add(row["prompt"], params)] = _Begun(row["row"])
         found: dict[str, dict[str, Any]] = {}
-        told, num_steps = time.monotonic(), 0
+        told, num_steps, is_news = time.monotonic(), 0, False
         try:
             while len(found) < len(rows):
                 if is_unwanted():
                     raise Aborted
                 for output in self._engine.step():
-                    ended = self._ended(output, stop_strings)
+                    is_news = True
+                    ended = self._ended(output, begun[output.request_id], stop_strings)
                     if ended is not None:
-                        found[output.request_id] = {"row": names[output.request_id], **ended}
+                        found[output.request_id] = ended
                 num_steps += 1
-                if time.monotonic() - told > 1:
-                    told = time.monotonic()
+                if is_news and time.monotonic() - told > 1:
+                    told, is_news = time.monotonic(), False
                     tell(num_steps)
         finally:
-            self._engine.abort_request([name for name in names if name not in found])
-        return [found[name] for name in names]
+            self._engine.abort_request([name for name in begun if name not in found])
+        return [found[name] for name in begun]
 
-    def _ended(self, output: Any, stop_strings: StopStrings) -> dict[str, Any] | None:
-        """What a request has come to, once it is over; None before."""
+    def _ended(self, output: Any, begun: _Begun, stop_strings: StopStrings) -> dict[str, Any] | None:
+        """What a request has come to, once it is over; None before. `begun` takes over the tokens that are new."""
         (completion,) = output.outputs
-        ids = list(completion.token_ids)
-        if stop_strings and stop_strings.just_appeared(ids):
+        new = completion.token_ids
+        begun.ids += new
+        begun.logprobs += [said[token].logprob for said, token in zip(completion.logprobs or [], new, strict=True)]
+        if stop_strings and stop_strings.just_appeared(begun.ids):
             if not output.finished:
                 self._engine.abort_request([output.request_id])
             reason = "stop"
@@ -237,9 +252,10 @@ class EngineHost:
         else:
             return None
         return {
+            "row": begun.row,
             "prompt": list(output.prompt_token_ids),
-            "ids": ids,
-            "logprobs": [said[token].logprob for said, token in zip(completion.logprobs, ids, strict=True)],
+            "ids": begun.ids,
+            "logprobs": begun.logprobs,
             "finish_reason": reason,
         }
 
@@ -295,7 +311,7 @@ def _params(
     seed: int,
     *,
     stop_token_ids: list[int] | None = None,
-    every_step: bool = False,
+    interval: int | None = None,
     **more: Any,
 ) -> Any:
     """Every setting by name: what is left out here is vLLM's choice, not ours."""
@@ -321,7 +337,8 @@ def _params(
             "logprobs": 0,
             "prompt_logprobs": None,
             "detokenize": False,
-            "output_kind": RequestOutputKind.CUMULATIVE if every_step else RequestOutputKind.FINAL_ONLY,
+            "output_kind": RequestOutputKind.FINAL_ONLY if interval is None else RequestOutputKind.DELTA,
+            "stream_interval": interval,
             **more,
         }
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from ppo_core.errors import RolloutError, WeightSyncError
+from ppo_core.errors import EngineTimeoutError, RolloutError, WeightSyncError
 from ppo_core.main import run_segment
 from ppo_core.rollout.engine import Response, SyncReport
 from ppo_core.rollout.vllm_engine import VLLMEngine
+from ppo_core.rollout.vllm_process import VLLMProcess
 from ppo_core.rollout.weights import PolicyWeights, Probe, probe_of
 from ppo_core.rundir import ExitCode
 from tests.ppo_core.rollout.engine_contract import PROMPTS, SEEDS, contract_policy
@@ -160,3 +162,21 @@ def test_a_run_ends_in_the_iteration_of_the_fault(
     (end,) = journal(segment, "end")
     assert end.payload["error"]["code"] == ("weight_sync" if in_sync else "rollout")
     assert max(event.iteration for event in journal(segment, "metrics")) == iteration - 1
+
+
+def test_an_engine_that_steps_and_makes_no_token_is_killed_at_the_deadline(faults: Faults) -> None:
+    """The last one with this engine."""
+    policy = contract_policy()
+    synced(faults.engine, policy, 1)
+    faults.put_in("no token")
+    synced(faults.engine, policy, 2)
+    (process,) = faults.engine._replicas
+    assert isinstance(process, VLLMProcess)
+    process._timeout_s = 3.0
+    began = time.monotonic()
+
+    def check() -> None:
+        assert time.monotonic() - began < 20, "it waits for ever"
+
+    with pytest.raises(EngineTimeoutError, match=r"vLLM engine 0 .* did not answer within 3 s and was killed"):
+        faults.engine.generate(PROMPTS, seeds=SEEDS, check=check)

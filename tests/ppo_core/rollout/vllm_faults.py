@@ -6,6 +6,7 @@ Each fault is one that vLLM or a loader could have; none is put into what the tr
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ class FaultyReceiver(WeightReceiver):
         _set_prefix_fault(fault == "stale prefix")
         _set_answer_fault(fault == "answers in another order")
         _set_memory_fault(fault == "out of memory", self)
+        _set_progress_fault(fault == "no token")
         _set_worker_fault(fault == "rows in another order", self)
         if fault == "ignores":
             self._note_and_go_on()
@@ -127,6 +129,22 @@ def _set_memory_fault(wanted: bool, worker: Any) -> None:
         return plain(self, scheduled, *arguments, **more)
 
     _replace(type(runner), "execute_model", execute_model if wanted else None)
+
+
+def _set_progress_fault(wanted: bool) -> None:
+    """Steps go on, and no request of a rollout comes any further."""
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+    plain = _plain(LLMEngine, "step")
+
+    def step(self: Any) -> list[Any]:
+        if self.get_num_unfinished_requests() <= PROBE_ROWS:
+            return plain(self)
+        time.sleep(0.01)
+        return []
+
+    if wanted:
+        _replace(LLMEngine, "step", step)
 
 
 def _plain(owner: type, name: str) -> Any:
