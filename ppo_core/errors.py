@@ -103,6 +103,10 @@ class WeightSyncError(RolloutError):
     """The rollout engine does not hold the weights that the trainer sent; the message has both digests."""
 
     code = "weight_sync"
+    hint = (
+        "Nothing was trained on what it generated since: resume from the last checkpoint. A server by address serves "
+        "one trainer at a time."
+    )
 
 
 class RankLostError(PPOCoreError):
