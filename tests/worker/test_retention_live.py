@@ -36,7 +36,7 @@ def row_of(session: Session, run_id: str, iteration: int) -> Checkpoint | None:
 
 
 def test_what_is_needed_stays_and_all_else_goes_through_a_loss(platform: Platform) -> None:
-    """P17: keep two of many, one pinned, one taken away by hand, one deleted, the supervisor killed in between."""
+    """P17: keep four of many, one pinned, one deleted by a person, the supervisor killed in between."""
     run_id = platform.submit_spec(
         {
             "iterations": 40,
