@@ -20,13 +20,15 @@ from store.rollback import OpenRollback, TargetUnusable, confirm_target, fail_ro
 log = logging.getLogger(__name__)
 
 LATE = "its checkpoint could not be compared with its manifest in time; nothing of the run was changed"
+# What stands until a comparison has come to its end: one that breaks off has shown nothing to be whole.
+BROKEN_OFF = "comparing it with its manifest broke off, and the log of whoever compared it says why; compare it again"
 
 
 class TargetCheck:
     """One comparison, begun when this is made."""
 
     def __init__(self, run_dir: Path, path: str, manifest_sha256: str) -> None:
-        self.fault: str | None = None
+        self.fault: str | None = BROKEN_OFF
         self._finished = threading.Event()
         arguments = (run_dir, path, manifest_sha256)
         threading.Thread(target=self._compare, args=arguments, name="verify", daemon=True).start()
@@ -38,6 +40,7 @@ class TargetCheck:
     def _compare(self, run_dir: Path, path: str, manifest_sha256: str) -> None:
         try:
             check_stored(run_dir, path, manifest_sha256)
+            self.fault = None
         except (CheckpointError, OSError) as error:
             self.fault = str(error)
         finally:

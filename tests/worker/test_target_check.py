@@ -75,6 +75,24 @@ def test_it_does_not_hold_up_its_caller_and_gives_up_in_time(
     assert (status(claimed, asked), claimed.run().state, len(begun)) == ("timed_out", "running", 1)
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_comparison_that_breaks_off_shows_nothing_to_be_whole(
+    claimed: Claimed, asked: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def check(*arguments: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(target_check, "check_stored", check)
+    checks = TargetChecks()
+
+    def ended() -> bool:
+        assert not settled(claimed, checks)
+        return status(claimed, asked) != "pending"
+
+    wait_until(ended)
+    assert (status(claimed, asked), claimed.run().state) == ("failed", "running")
+
+
 def test_a_removed_one_fails_the_command(claimed: Claimed, asked: str) -> None:
     with claimed.sessions.begin() as session:
         session.scalars(select(Checkpoint)).one().status = "removed"
