@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ppo_core.errors import CheckpointError
-from ppo_core.retention import History, Kept, RetentionRules, Stretch, removable
+from ppo_core.retention import GATE_METRIC, History, Kept, RetentionRules, Stretch, removable
 from ppo_core.rundir import (
     SegmentDir,
     all_events,
@@ -21,7 +21,6 @@ from ppo_core.rundir import (
     verify_checkpoint,
 )
 
-GATE_METRIC = "judge/win_rate"  # told where a gate was held
 NO_END = 10**9
 
 

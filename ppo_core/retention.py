@@ -12,6 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+# A gate was held where this metric was told, be it null.
+GATE_METRIC = "judge/win_rate"
+
 
 class RetentionRules(Protocol):
     """What `checkpoints` of a run spec says about keeping."""

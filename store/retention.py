@@ -14,16 +14,22 @@ from pydantic import ValidationError
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from ppo_core.retention import Decision, History, Kept, OnlyWhatIsNeeded, RetentionRules, Stretch, decisions
+from ppo_core.retention import (
+    GATE_METRIC,
+    Decision,
+    History,
+    Kept,
+    OnlyWhatIsNeeded,
+    RetentionRules,
+    Stretch,
+    decisions,
+)
 from ppo_core.spec.groups import CheckpointsConfig
 from store.checkpoints import change_checkpoint, locked_checkpoint, present_checkpoints, starting_points
 from store.metrics_read import active_line
 from store.models import Checkpoint, MetricDef, MetricPoint, Run, RunEvent, Segment
 from store.runs import locked_run
 from store.states import LIVE
-
-# A gate was held where this is told, be it null.
-GATE_METRIC = "judge/win_rate"
 
 
 def rules_of(spec: Mapping[str, Any]) -> CheckpointsConfig:
