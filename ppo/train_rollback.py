@@ -6,7 +6,15 @@ import re
 from pathlib import Path
 
 from ppo_core.errors import CheckpointError, RunDirectoryError
-from ppo_core.rundir import JournalWriter, SegmentDir, SegmentStart, checkpoints, segments, verify_checkpoint
+from ppo_core.rundir import (
+    JournalWriter,
+    SegmentDir,
+    SegmentStart,
+    checkpoints,
+    journalled_digest,
+    segments,
+    verify_checkpoint,
+)
 from ppo_core.spec import Fault, RunSpec, SpecFaults, differences, misfits_with_checkpoint, refusals
 
 
@@ -28,7 +36,7 @@ def rollback_start(folder: Path, spec: RunSpec, text: str) -> SegmentStart:
         )
         raise _fault(f"--rollback {text}: there is no such checkpoint; there are {there or 'none'}")
     try:
-        verify_checkpoint(target)
+        verify_checkpoint(target, journalled_digest(target))
         JournalWriter(every[max(every)].journal).close()  # refused while a trainer is at work
     except (CheckpointError, RunDirectoryError) as error:
         raise _fault(f"--rollback {text}: {error}") from error
@@ -57,7 +65,10 @@ def _check_changes(spec: RunSpec, segment: SegmentDir, iteration: int) -> None:
     faults = refusals(differences(kept, spec.model_dump(mode="json")), {}, fork=False)
     faults += [Fault(pointer, message) for pointer, message in misfits_with_checkpoint(spec, kept).items()]
     if spec.iterations < iteration:
-        message = f"iterations is {spec.iterations}, but the checkpoint was made after iteration {iteration}"
+        message = (
+            f"iterations is {spec.iterations} but the checkpoint was made after iteration {iteration}: set it to "
+            f"{iteration + 1} or more"
+        )
         faults.append(Fault("/iterations", message))
     if faults:
         raise SpecFaults(faults)

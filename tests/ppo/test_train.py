@@ -311,3 +311,14 @@ def test_a_roll_back_that_cannot_be_is_refused(
     done = ppo("train", spec_file, "--run-dir", run, *short, *options)
     assert (done.returncode, words in done.stderr) == (2, True), done.stderr
     assert len(segments(run)) == 1
+
+
+def test_a_roll_back_to_a_checkpoint_with_another_manifest_is_refused(spec_file: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    short = ("--set", "iterations=2")
+    assert ppo("train", spec_file, "--run-dir", run, *short).returncode == 0
+    manifest = segment_dir(run, 1).checkpoint(2) / "manifest.json"
+    manifest.write_text(manifest.read_text() + "\n")
+    done = ppo("train", spec_file, "--run-dir", run, *short, "--rollback", "2")
+    assert (done.returncode, "when it was written it was" in done.stderr) == (2, True), done.stderr
+    assert len(segments(run)) == 1
