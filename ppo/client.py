@@ -19,8 +19,6 @@ from typing import Any, Literal, Self, cast
 from urllib.parse import quote
 from uuid import uuid4
 
-import httpx
-
 from ppo.access import find_access
 from ppo.client_errors import (
     AccessError,
@@ -30,8 +28,8 @@ from ppo.client_errors import (
     RequestError,
     UnreachableError,
     WaitTimeoutError,
-    refusal_of,
 )
+from ppo.connection import COMES_AND_GOES, PAGE, TIMEOUT_S, Connection
 from ppo.wire import (
     TERMINAL,
     Axis,
@@ -70,14 +68,10 @@ __all__ = [
     "has_ended",
 ]
 
-TIMEOUT_S = 30.0
 VERIFY_TIMEOUT_S = 3600.0  # A large checkpoint is read whole.
 LONGEST_POLL_S = 25.0
-PAGE = 200
 _DRY = {"dry_run": "true"}
-RETRY_WAITS_S = (0.2, 0.8)
 PATIENCE_S = 120.0  # How long `follow` and `wait` sit out a service that cannot be reached.
-_COMES_AND_GOES = frozenset({502, 503, 504})
 
 
 def has_ended(run: Run) -> bool:
@@ -92,16 +86,10 @@ class Client:
         if url is None or key is None:
             access = find_access()
             url, key = url or access.url, key or access.key
-        self._http = httpx.Client(
-            base_url=url,
-            headers={"Authorization": f"Bearer {key}", "Accept": "application/json"},
-            timeout=timeout_s,
-            # A proxy of the environment would see the key, and cannot reach a platform on this machine.
-            trust_env=False,
-        )
+        self._connection = Connection(url, key, timeout_s)
 
     def close(self) -> None:
-        self._http.close()
+        self._connection.close()
 
     def __enter__(self) -> Self:
         return self
@@ -116,19 +104,19 @@ class Client:
     def submit(self, spec: str | Mapping[str, Any], *, idempotency_key: str | None = None) -> Run:
         """Queue a run of `spec` (YAML text or a mapping). With a key of one's own, repeating it makes no second run."""
         headers = {"Idempotency-Key": idempotency_key or uuid4().hex}
-        return cast(Run, self._repeat("POST", "/v1/runs", json=_spec_body(spec), headers=headers))
+        return cast(Run, self._connection.repeat("POST", "/v1/runs", json=_spec_body(spec), headers=headers))
 
     def dry_run(self, spec: str | Mapping[str, Any]) -> DryRun:
         """What a spec would do; nothing is queued."""
-        return cast(DryRun, self._repeat("POST", "/v1/runs", json=_spec_body(spec), params={"dry_run": "true"}))
+        return cast(DryRun, self._connection.repeat("POST", "/v1/runs", json=_spec_body(spec), params=_DRY))
 
     def runs(self, *, states: Sequence[str] = (), match: str | None = None) -> Iterator[Run]:
         """Runs, newest first, all pages; with `match` those whose id or name begins with it."""
-        return cast(Iterator[Run], self._pages("/v1/runs", {"state": list(states), "match": match}))
+        return cast(Iterator[Run], self._connection.pages("/v1/runs", {"state": list(states), "match": match}))
 
     def run(self, run_id: str) -> RunDetail:
         """A run as it stands, with its full spec."""
-        return cast(RunDetail, self._get(f"/v1/runs/{_part(run_id)}"))
+        return cast(RunDetail, self._connection.get(f"/v1/runs/{_part(run_id)}"))
 
     def stop(self, run_id: str) -> Command:
         """Ask a run to stop with a checkpoint.
@@ -136,11 +124,11 @@ class Client:
         Raises:
             RefusedError: it has ended already; the message says how.
         """
-        return cast(Command, self._once("POST", f"/v1/runs/{_part(run_id)}/stop"))
+        return cast(Command, self._connection.once("POST", f"/v1/runs/{_part(run_id)}/stop"))
 
     def command(self, run_id: str, command_id: str) -> Command:
         """What became of a command."""
-        return cast(Command, self._get(f"/v1/runs/{_part(run_id)}/commands/{_part(command_id)}"))
+        return cast(Command, self._connection.get(f"/v1/runs/{_part(run_id)}/commands/{_part(command_id)}"))
 
     def wait_command(self, run_id: str, command_id: str, *, timeout_s: float | None = None) -> Command:
         """A command once it has its outcome.
@@ -181,14 +169,14 @@ class Client:
         seen = self.run(run_id)["version"] if version is None else version
         headers = {"Idempotency-Key": idempotency_key or uuid4().hex, "If-Match": f'"{seen}"'}
         body = {"checkpoint": checkpoint_id, "set": dict(settings or {}), "reason": reason}
-        return cast(Command, self._repeat("POST", _run(run_id, "rollback"), json=body, headers=headers))
+        return cast(Command, self._connection.repeat("POST", _run(run_id, "rollback"), json=body, headers=headers))
 
     def rollback_preview(
         self, run_id: str, checkpoint_id: str, *, settings: Mapping[str, Any] | None = None
     ) -> RollbackPreview:
         """What a roll back would change and leave behind; nothing is done."""
         body = {"checkpoint": checkpoint_id, "set": dict(settings or {})}
-        return cast(RollbackPreview, self._repeat("POST", _run(run_id, "rollback"), json=body, params=_DRY))
+        return cast(RollbackPreview, self._connection.repeat("POST", _run(run_id, "rollback"), json=body, params=_DRY))
 
     def fork(
         self,
@@ -203,40 +191,40 @@ class Client:
         """Queue a new run that goes on from a checkpoint of this one."""
         headers = {"Idempotency-Key": idempotency_key or uuid4().hex}
         body = {"checkpoint": checkpoint_id, "set": dict(settings or {}), "name": name, "reason": reason}
-        return cast(Run, self._repeat("POST", _run(run_id, "forks"), json=body, headers=headers))
+        return cast(Run, self._connection.repeat("POST", _run(run_id, "forks"), json=body, headers=headers))
 
     def fork_preview(
         self, run_id: str, checkpoint_id: str, *, settings: Mapping[str, Any] | None = None, name: str | None = None
     ) -> ForkPreview:
         """What a fork would be; nothing is queued."""
         body = {"checkpoint": checkpoint_id, "set": dict(settings or {}), "name": name}
-        return cast(ForkPreview, self._repeat("POST", _run(run_id, "forks"), json=body, params=_DRY))
+        return cast(ForkPreview, self._connection.repeat("POST", _run(run_id, "forks"), json=body, params=_DRY))
 
     def resume(self, run_id: str) -> Command:
         """Queue a paused or stopped run again."""
-        return cast(Command, self._once("POST", _run(run_id, "resume")))
+        return cast(Command, self._connection.once("POST", _run(run_id, "resume")))
 
     def retry(self, run_id: str) -> Command:
         """Queue a failed or cancelled run again."""
-        return cast(Command, self._once("POST", _run(run_id, "retry")))
+        return cast(Command, self._connection.once("POST", _run(run_id, "retry")))
 
     def pause(self, run_id: str) -> Command:
         """Have a run save and wait until it is resumed."""
-        return cast(Command, self._once("POST", _run(run_id, "pause")))
+        return cast(Command, self._connection.once("POST", _run(run_id, "pause")))
 
     def checkpoint(self, run_id: str) -> Command:
         """Have a run save after its present iteration, and go on."""
-        return cast(Command, self._once("POST", _run(run_id, "checkpoint")))
+        return cast(Command, self._connection.once("POST", _run(run_id, "checkpoint")))
 
     def lineage(self, run_id: str) -> Lineage:
         """The run, those it was forked from, and its forks with theirs."""
-        return cast(Lineage, self._get(_run(run_id, "lineage")))
+        return cast(Lineage, self._connection.get(_run(run_id, "lineage")))
 
     # What a run leaves
 
     def metrics(self, run_id: str) -> LatestMetrics:
         """The newest value of each metric."""
-        return cast(LatestMetrics, self._get(f"/v1/runs/{_part(run_id)}/metrics"))
+        return cast(LatestMetrics, self._connection.get(f"/v1/runs/{_part(run_id)}/metrics"))
 
     def query(
         self,
@@ -259,38 +247,38 @@ class Client:
             "max_points": max_points,
             "segments": segments,
         }
-        return cast(MetricQuery, self._get("/v1/metrics/query", params))
+        return cast(MetricQuery, self._connection.get("/v1/metrics/query", params))
 
     def samples(
         self, run_id: str, *, iteration: int | None = None, kind: Literal["train", "held_out"] | None = None
     ) -> Iterator[Sample]:
         """Kept responses, newest iteration first, all pages."""
-        found = self._pages(f"/v1/runs/{_part(run_id)}/samples", {"iteration": iteration, "kind": kind})
+        found = self._connection.pages(f"/v1/runs/{_part(run_id)}/samples", {"iteration": iteration, "kind": kind})
         return cast(Iterator[Sample], found)
 
     def sample_tokens(self, sample_id: int) -> SampleTokens:
         """Every token of a kept response, with what was recorded of it."""
-        return cast(SampleTokens, self._get(f"/v1/samples/{sample_id}/tokens"))
+        return cast(SampleTokens, self._connection.get(f"/v1/samples/{sample_id}/tokens"))
 
     def checkpoints(self, run_id: str) -> list[Checkpoint]:
         """All checkpoints of a run, oldest first."""
-        return cast(list[Checkpoint], self._get(f"/v1/runs/{_part(run_id)}/checkpoints")["items"])
+        return cast(list[Checkpoint], self._connection.get(f"/v1/runs/{_part(run_id)}/checkpoints")["items"])
 
     def segments(self, run_id: str) -> list[Segment]:
         """The stretches of a run's history, in the order in which they began."""
-        return cast(list[Segment], self._get(f"/v1/runs/{_part(run_id)}/segments")["items"])
+        return cast(list[Segment], self._connection.get(f"/v1/runs/{_part(run_id)}/segments")["items"])
 
     def gc_preview(
         self, run_id: str, *, keep_last: int | None = None, keep_every: int | None = None, keep_best: int | None = None
     ) -> GcPreview:
         """What pruning would remove, and why the others stay, under the run's rules or others; nothing is done."""
         rules = {"keep_last": keep_last, "keep_every": keep_every, "keep_best": keep_best}
-        return cast(GcPreview, self._get(f"/v1/runs/{_part(run_id)}/checkpoints:gc-preview", rules))
+        return cast(GcPreview, self._connection.get(f"/v1/runs/{_part(run_id)}/checkpoints:gc-preview", rules))
 
     def verify(self, run_id: str, checkpoint_id: str) -> Verification:
         """Compare every file of a checkpoint with its manifest. It may take minutes."""
         path = f"{_checkpoint(run_id, checkpoint_id)}/verify"
-        return cast(Verification, self._once("POST", path, longest_s=VERIFY_TIMEOUT_S))
+        return cast(Verification, self._connection.once("POST", path, longest_s=VERIFY_TIMEOUT_S))
 
     def pin(self, run_id: str, checkpoint_id: str) -> Checkpoint:
         """Have a checkpoint stay until the pin is taken away."""
@@ -311,7 +299,7 @@ class Client:
             RequestError: 409, something needs it; the message says what.
         """
         path = _checkpoint(run_id, checkpoint_id)
-        self._once("DELETE", path, headers={"If-Match": self._get(path)["etag"]})
+        self._connection.once("DELETE", path, headers={"If-Match": self._connection.get(path)["etag"]})
 
     def download(self, run_id: str, checkpoint_id: str, target: Path, *, part: Literal["all", "policy"] = "all") -> int:
         """Write a checkpoint, or its policy alone, to `target` as a tar file; returns its bytes.
@@ -321,40 +309,26 @@ class Client:
         Raises:
             UnreachableError: it broke off; the file was damaged, or the service went away.
         """
-        aside = target.with_name(f".{target.name}.part")
-        path = f"{_checkpoint(run_id, checkpoint_id)}/download"
-        try:
-            with self._http.stream("GET", path, params={"part": part}) as answer, aside.open("wb") as file:
-                if not answer.is_success:
-                    answer.read()
-                    raise refusal_of(answer)
-                for chunk in answer.iter_bytes():
-                    file.write(chunk)
-            aside.rename(target)
-        except httpx.TransportError as error:
-            raise UnreachableError(f"the download broke off: {error or type(error).__name__}") from error
-        finally:
-            aside.unlink(missing_ok=True)
-        return target.stat().st_size
+        return self._connection.download(f"{_checkpoint(run_id, checkpoint_id)}/download", {"part": part}, target)
 
     def _change(self, run_id: str, checkpoint_id: str, fields: Mapping[str, Any]) -> Checkpoint:
         path = _checkpoint(run_id, checkpoint_id)
-        seen = {"If-Match": self._get(path)["etag"]}
-        return cast(Checkpoint, self._once("PATCH", path, json=fields, headers=seen))
+        seen = {"If-Match": self._connection.get(path)["etag"]}
+        return cast(Checkpoint, self._connection.once("PATCH", path, json=fields, headers=seen))
 
     def logs(
         self, run_id: str, *, attempt: int | None = None, rank: int = 0, offset: int = 0, limit: int = 65536
     ) -> LogText:
         """A piece of a log by byte position; a negative offset counts from the end."""
         params = {"attempt": attempt, "rank": rank, "offset": offset, "limit": limit}
-        return cast(LogText, self._get(f"/v1/runs/{_part(run_id)}/logs", params))
+        return cast(LogText, self._connection.get(f"/v1/runs/{_part(run_id)}/logs", params))
 
     # What happens
 
     def events(self, run_id: str, *, after: int = 0, wait_s: float = 0, limit: int = PAGE) -> EventPage:
         """Events after a sequence number; with `wait_s` an empty answer is held back until something happens."""
         params = {"after": after, "wait": wait_s, "limit": limit}
-        return cast(EventPage, self._get(f"/v1/runs/{_part(run_id)}/events", params))
+        return cast(EventPage, self._connection.get(f"/v1/runs/{_part(run_id)}/events", params))
 
     def follow(self, run_id: str, *, after: int = 0, patience_s: float = PATIENCE_S) -> Iterator[Event]:
         """A run's events in order, each once, until the run ends; a service that restarts meanwhile is waited for.
@@ -369,7 +343,7 @@ class Client:
                 if not page["items"] and self._has_ended(run_id, after):
                     return
             except (UnreachableError, RequestError) as error:
-                if isinstance(error, RequestError) and error.status not in _COMES_AND_GOES:
+                if isinstance(error, RequestError) and error.status not in COMES_AND_GOES:
                     raise
                 given_up_at = given_up_at or time.monotonic() + patience_s
                 if time.monotonic() >= given_up_at:
@@ -418,64 +392,23 @@ class Client:
 
     def workers(self) -> list[Worker]:
         """All workers known."""
-        return cast(list[Worker], self._get("/v1/workers")["items"])
+        return cast(list[Worker], self._connection.get("/v1/workers")["items"])
 
     def presets(self) -> list[Preset]:
         """Specs to begin with."""
-        return cast(list[Preset], self._get("/v1/spec/presets")["items"])
+        return cast(list[Preset], self._connection.get("/v1/spec/presets")["items"])
 
     def spec_schema(self) -> dict[str, Any]:
         """JSON schema of a run spec."""
-        return cast(dict[str, Any], self._get("/v1/spec/schema"))
+        return cast(dict[str, Any], self._connection.get("/v1/spec/schema"))
 
     def registry(self) -> list[dict[str, Any]]:
         """Every metric's definition."""
-        return cast(list[dict[str, Any]], self._get("/v1/metrics/registry")["items"])
+        return cast(list[dict[str, Any]], self._connection.get("/v1/metrics/registry")["items"])
 
     def me(self) -> Me:
         """Whom the platform takes this client for."""
-        return cast(Me, self._get("/v1/me"))
-
-    # Requests
-
-    def _get(self, path: str, params: Mapping[str, Any] | None = None) -> Any:
-        return self._repeat("GET", path, params={k: v for k, v in (params or {}).items() if v is not None})
-
-    def _pages(self, path: str, params: Mapping[str, Any]) -> Iterator[Any]:
-        """The items of a list that comes in pages."""
-        cursor: str | None = None
-        while True:
-            page = self._get(path, {**params, "cursor": cursor, "limit": PAGE})
-            yield from page["items"]
-            cursor = page["next"]
-            if cursor is None:
-                return
-
-    def _repeat(self, method: str, path: str, **request: Any) -> Any:
-        """A request that may be sent again: one that changes nothing, or carries an Idempotency-Key."""
-        for wait_s in RETRY_WAITS_S:
-            try:
-                return self._once(method, path, **request)
-            except RequestError as error:
-                if error.status not in _COMES_AND_GOES:
-                    raise
-            except UnreachableError:
-                pass
-            time.sleep(wait_s)
-        return self._once(method, path, **request)
-
-    def _once(self, method: str, path: str, *, longest_s: float | None = None, **request: Any) -> Any:
-        wait_s = float(request.get("params", {}).get("wait", 0) or 0)
-        timeout = httpx.Timeout(self._http.timeout)
-        timeout.read = longest_s or (timeout.read or TIMEOUT_S) + wait_s
-        try:
-            answer = self._http.request(method, path, timeout=timeout, **request)
-        except httpx.TransportError as error:
-            place = str(self._http.base_url).rstrip("/")
-            raise UnreachableError(f"no answer from {place}: {error or type(error).__name__}") from error
-        if answer.is_success:
-            return answer.json() if answer.content else None
-        raise refusal_of(answer)
+        return cast(Me, self._connection.get("/v1/me"))
 
 
 def _spec_body(spec: str | Mapping[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,6 @@ from sqlalchemy.orm import Session, sessionmaker
 import ppo
 from api.main import create_app
 from api.settings import ApiSettings
-from ppo import client as client_module
 from ppo import wire
 from ppo.client import (
     AccessError,
@@ -27,6 +26,7 @@ from ppo.client import (
     UnreachableError,
     WaitTimeoutError,
 )
+from ppo.connection import PAGE
 from store import keys, states
 from store.commands import request_command
 from store.events import append_event
@@ -147,7 +147,7 @@ def test_refusals_have_their_kinds(client: Client, spec: dict[str, Any], setting
         client.stop(run["id"])
     assert caught.value.status == 409
     assert caught.value.allowed == ["queued"]
-    url = str(client._http.base_url)
+    url = str(client._connection.http.base_url)
     with Client(url, "ppo_wrong") as stranger, pytest.raises(AccessError):
         stranger.me()
 
@@ -155,7 +155,7 @@ def test_refusals_have_their_kinds(client: Client, spec: dict[str, Any], setting
 def test_what_a_run_leaves_can_be_read(client: Client, spec: dict[str, Any], sessions: sessionmaker[Session]) -> None:
     run = client.submit(spec)
     with sessions.begin() as session:
-        for index in range(num_samples := client_module.PAGE + 1):
+        for index in range(num_samples := PAGE + 1):
             session.add(
                 Sample(
                     run_id=run["id"], segment=1, iteration=1, kind="train", index=index, prompt="p", response="r",
@@ -192,8 +192,8 @@ def test_address_and_key_come_from_the_environment_or_a_local_platforms_file(
     monkeypatch.setenv("PPO_HOME", str(tmp_path))
     (tmp_path / "client.json").write_text(json.dumps({"url": "http://127.0.0.1:9", "key": "ppo_file"}))
     with ppo.Client() as client:
-        assert str(client._http.base_url).startswith("http://127.0.0.1:9")
-        assert client._http.headers["authorization"] == "Bearer ppo_file"
+        assert str(client._connection.http.base_url).startswith("http://127.0.0.1:9")
+        assert client._connection.http.headers["authorization"] == "Bearer ppo_file"
 
 
 @pytest.mark.stack
