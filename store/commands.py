@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import func, select, update
+from sqlalchemy import and_, func, not_, select, update
 from sqlalchemy.orm import Session
 
 from store.events import append_event
@@ -230,12 +230,20 @@ def finish_open(session: Session, run_id: str, outcomes: dict[str, tuple[str, st
 
 
 def time_out_unattended(session: Session) -> int:
-    """Time out commands whose deadline passed while nobody looked after their run. Returns how many."""
+    """Time out commands whose deadline passed while nobody looked after their run. Returns how many.
+
+    A roll back whose checkpoint was found whole is done however late: nothing but writing it down is left.
+    """
     attended = ("starting", "running", "pausing", "stopping", "killing", "recovering")
     overdue = session.scalars(
         select(Command.id)
         .join(Run, Run.id == Command.run_id)
-        .where(Command.finished_at.is_(None), Command.deadline_at < func.now(), Run.state.not_in(attended))
+        .where(
+            Command.finished_at.is_(None),
+            Command.deadline_at < func.now(),
+            Run.state.not_in(attended),
+            not_(and_(Command.kind == "rollback", Command.status.in_(("delivered", "acked")))),
+        )
     ).all()
     for command_id in overdue:
         mark_finished(session, command_id, "timed_out", "nobody took it up before its deadline")

@@ -92,7 +92,10 @@ class Segment(Base):
     """An unbroken stretch of a run's history. A roll back opens a new one; nothing of the old is changed."""
 
     __tablename__ = "segments"
-    __table_args__ = (CheckConstraint("kind IN ('start', 'rollback', 'recovery', 'fork')", name="segments_kind_known"),)
+    __table_args__ = (
+        CheckConstraint("kind IN ('start', 'rollback', 'recovery', 'fork')", name="segments_kind_known"),
+        Index("segments_started_from", "start_checkpoint"),
+    )
 
     run_id: Mapped[str] = mapped_column(ForeignKey("runs.id", ondelete="CASCADE"), primary_key=True)
     number: Mapped[int] = mapped_column(Integer, primary_key=True)
@@ -111,6 +114,7 @@ class RunEvent(Base):
     """The run's history as people and streams see it: gapless `seq` per run."""
 
     __tablename__ = "events"
+    __table_args__ = (Index("events_started", "run_id", "seq", postgresql_where=text("type = 'started'")),)
 
     run_id: Mapped[str] = mapped_column(ForeignKey("runs.id", ondelete="CASCADE"), primary_key=True)
     seq: Mapped[int] = mapped_column(BigInteger, primary_key=True)

@@ -137,7 +137,7 @@ class Supervisor:
             self._patiently(self._renew)
             time.sleep(TICK_S)
         fault = check.fault
-        if fault is None:
+        if fault is None or not check.damaged:
             return outcome
 
         def tell() -> None:

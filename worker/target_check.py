@@ -22,13 +22,19 @@ log = logging.getLogger(__name__)
 LATE = "its checkpoint could not be compared with its manifest in time; nothing of the run was changed"
 # What stands until a comparison has come to its end: one that breaks off has shown nothing to be whole.
 BROKEN_OFF = "comparing it with its manifest broke off, and the log of whoever compared it says why; compare it again"
+UNREADABLE = "it could not be read, so nobody knows whether it is whole: {}; ask again when the disk answers"
 
 
 class TargetCheck:
-    """One comparison, begun when this is made."""
+    """One comparison, begun when this is made.
+
+    `fault` says why the checkpoint cannot be used, None once it was found whole; `damaged` whether that is the
+    checkpoint's own fault, and not a disk's that did not answer.
+    """
 
     def __init__(self, run_dir: Path, path: str, manifest_sha256: str) -> None:
         self.fault: str | None = BROKEN_OFF
+        self.damaged = False
         self._finished = threading.Event()
         arguments = (run_dir, path, manifest_sha256)
         threading.Thread(target=self._compare, args=arguments, name="verify", daemon=True).start()
@@ -41,8 +47,10 @@ class TargetCheck:
         try:
             check_stored(run_dir, path, manifest_sha256)
             self.fault = None
-        except (CheckpointError, OSError) as error:
-            self.fault = str(error)
+        except CheckpointError as error:
+            self.fault, self.damaged = str(error), True
+        except OSError as error:
+            self.fault = UNREADABLE.format(error)
         finally:
             self._finished.set()
 
@@ -73,9 +81,10 @@ class TargetChecks:
             if remaining_s <= 0:
                 mark_finished(session, command.id, "timed_out", LATE)
             return False
+        del self._checks[command.id]
         if check.fault is not None:
             log.error("run %s does not go back to %s: %s", command.run_id, target.id, check.fault)
-            fail_rollback(session, asked, check.fault, damaged=True)
+            fail_rollback(session, asked, check.fault, damaged=check.damaged)
             return False
         confirm_target(session, asked)
         return True

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
+from datetime import timedelta
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import func, select
 
 from ppo_core.rundir import JournalWriter
+from store.commands import time_out_unattended
 from store.ids import new_id
 from store.models import Checkpoint, Command
 from store.rollback import Wish, open_rollback, request_rollback
@@ -93,8 +95,45 @@ def test_a_comparison_that_breaks_off_shows_nothing_to_be_whole(
     assert (status(claimed, asked), claimed.run().state) == ("failed", "running")
 
 
+def test_a_disk_that_does_not_answer_damages_no_checkpoint(
+    claimed: Claimed, asked: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def check(*arguments: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(target_check, "check_stored", check)
+    checks = TargetChecks()
+
+    def ended() -> bool:
+        assert not settled(claimed, checks)
+        return status(claimed, asked) != "pending"
+
+    wait_until(ended)
+    with claimed.sessions() as session:
+        command = session.get_one(Command, asked)
+        assert (command.status, session.scalars(select(Checkpoint)).one().status) == ("failed", "good")
+        assert "Input/output error" in (command.detail or "")
+    monkeypatch.undo()
+    with claimed.sessions.begin() as session:
+        session.get_one(Command, asked).status = "pending"
+        session.get_one(Command, asked).finished_at = None
+    wait_until(lambda: settled(claimed, checks))  # and asked again it is compared again
+
+
 def test_a_removed_one_fails_the_command(claimed: Claimed, asked: str) -> None:
     with claimed.sessions.begin() as session:
         session.scalars(select(Checkpoint)).one().status = "removed"
     assert not settled(claimed, TargetChecks())
     assert (status(claimed, asked), claimed.run().state) == ("failed", "running")
+
+
+def test_one_found_whole_is_not_too_late_for_its_run(claimed: Claimed, asked: str) -> None:
+    """The reconciler was away from the comparison until after the deadline."""
+    checks = TargetChecks()
+    wait_until(lambda: settled(claimed, checks))
+    with claimed.sessions.begin() as session:
+        transition(session, claimed.run_id, "failed")
+        session.get_one(Command, asked).deadline_at = func.now() - timedelta(seconds=1)
+    with claimed.sessions.begin() as session:
+        assert time_out_unattended(session) == 0
+    assert status(claimed, asked) == "delivered"
