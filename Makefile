@@ -48,7 +48,7 @@ up: setup
 	@exec .venv/bin/ppo up $(ARGS)
 
 # One pytest run, so that its closing line is the last word; tests/conftest.py says which tests two processes may share.
-IN_TWO := -n 2 --dist loadgroup
+IN_TWO := -n 2 --dist loadscope
 test: setup-test setup-engines
 	@$(SETUP) browser
 	@$(PY) -m pytest $(IN_TWO) -m "not slow and not gpu" --durations=15 $(ARGS)

@@ -9,7 +9,9 @@ redis_url        a real Redis on a unix socket, emptied before each test
 
 from __future__ import annotations
 
+import functools
 import os
+import re
 
 # Before torch: toys are too small to share out, and waiting threads cost more than they do. It also makes last digits,
 # and so what a toy run learns, the same on machines of any number of cores.
@@ -21,10 +23,12 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy.engine import make_url
 from sqlalchemy.orm import Session
+from xdist.scheduler import LoadScopeScheduling
 
 from store.migrate import migrate
 from store.session import make_engine
@@ -33,24 +37,38 @@ from tests.real_postgres import RealPostgres
 # Processes of vLLM, and several ranks, take minutes to start on a machine that has other work.
 ENGINES_TIMEOUT_S = 900
 
+ROOT = Path(__file__).parent.parent
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Which tests one process runs after each other when two share them (`make test`, `--dist loadgroup`).
+    for item in items:
+        if item.get_closest_marker("engines") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(ENGINES_TIMEOUT_S))
 
-    Modules stay whole, for their fixtures' sake. Tests that start services, and tests that start engines or ranks, are
+
+class TwoQueues(LoadScopeScheduling):
+    """Which tests one process runs after each other when two share them (`make test`).
+
+    Modules stay whole, for their fixtures' sake. Those that start services, and those that start engines or ranks, are
     a queue each: two of a kind at once would be more than two cores can do within the promised deadlines.
     """
-    for item in items:
-        markers = {mark.name for mark in item.iter_markers()}
-        if "engines" in markers:
-            group = "engines"
-            if "timeout" not in markers:
-                item.add_marker(pytest.mark.timeout(ENGINES_TIMEOUT_S))
-        elif markers & {"stack", "browser"}:
-            group = "services"
-        else:
-            group = item.nodeid.partition("::")[0]
-        item.add_marker(pytest.mark.xdist_group(group))
+
+    def _split_scope(self, nodeid: str) -> str:
+        module = nodeid.partition("::")[0]
+        return queue_of(module)
+
+
+@functools.cache
+def queue_of(module: str) -> str:
+    """The queue of a test module, by the marks that stand in it."""
+    marks = set(re.findall(r"mark\.(\w+)", (ROOT / module).read_text(encoding="utf-8")))
+    if "engines" in marks:
+        return "engines"
+    return "services" if marks & {"stack", "browser"} else module
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> TwoQueues:
+    return TwoQueues(config, log)
 
 
 @pytest.fixture(scope="session")
