@@ -161,7 +161,7 @@ def _checked(
     if spec.iterations < iteration:
         message = (
             f"iterations is {spec.iterations} but the checkpoint was made after iteration {iteration}: set it to "
-            f"{iteration + 1} or more"
+            f"{iteration} or more, above {iteration} to train on"
         )
         refused.append(Fault("/set/iterations", message))
     if refused:

@@ -67,7 +67,7 @@ def _check_changes(spec: RunSpec, segment: SegmentDir, iteration: int) -> None:
     if spec.iterations < iteration:
         message = (
             f"iterations is {spec.iterations} but the checkpoint was made after iteration {iteration}: set it to "
-            f"{iteration + 1} or more"
+            f"{iteration} or more, above {iteration} to train on"
         )
         faults.append(Fault("/iterations", message))
     if faults:

@@ -222,7 +222,7 @@ def test_every_fault_of_the_settings_comes_at_once_with_its_remedy(trained: Trai
 def test_fewer_iterations_than_the_checkpoint_has_are_refused(trained: Trained) -> None:
     answer = trained.rollback(trained.save(20), set={"iterations": 19})
     assert [fault["pointer"] for fault in answer.json()["errors"]] == ["/set/iterations"]
-    assert "21 or more" in answer.json()["errors"][0]["message"]
+    assert "20 or more" in answer.json()["errors"][0]["message"]
 
 
 @pytest.mark.parametrize(
