@@ -31,6 +31,7 @@ from ppo_core.spec import (
     pointer_of,
     refusals,
     repeats,
+    too_few_iterations,
 )
 from store import lineage, run_read
 from store.checkpoints import record_verification
@@ -158,12 +159,9 @@ def _checked(
         raise SpecFaults([*found, *(fault for fault in refused if fault.pointer not in told)]) from error
     for pointer, message in misfits_with_checkpoint(spec, base).items():  # Else the trainer would find them, later.
         refused.append(Fault(pointer_of(pointer[1:].replace("/", "."), changes), message))
-    if spec.iterations < iteration:
-        message = (
-            f"iterations is {spec.iterations} but the checkpoint was made after iteration {iteration}: set it to "
-            f"{iteration} or more, above {iteration} to train on"
-        )
-        refused.append(Fault("/set/iterations", message))
+    too_few = too_few_iterations(spec.iterations, iteration)
+    if too_few is not None:
+        refused.append(Fault("/set/iterations", too_few))
     if refused:
         raise SpecFaults(refused)
     return spec

@@ -15,7 +15,7 @@ from ppo_core.rundir import (
     segments,
     verify_checkpoint,
 )
-from ppo_core.spec import Fault, RunSpec, SpecFaults, differences, misfits_with_checkpoint, refusals
+from ppo_core.spec import Fault, RunSpec, SpecFaults, differences, misfits_with_checkpoint, refusals, too_few_iterations
 
 
 def rollback_start(folder: Path, spec: RunSpec, text: str) -> SegmentStart:
@@ -64,12 +64,9 @@ def _check_changes(spec: RunSpec, segment: SegmentDir, iteration: int) -> None:
     kept = segment.read_start().spec
     faults = refusals(differences(kept, spec.model_dump(mode="json")), {}, fork=False)
     faults += [Fault(pointer, message) for pointer, message in misfits_with_checkpoint(spec, kept).items()]
-    if spec.iterations < iteration:
-        message = (
-            f"iterations is {spec.iterations} but the checkpoint was made after iteration {iteration}: set it to "
-            f"{iteration} or more, above {iteration} to train on"
-        )
-        faults.append(Fault("/iterations", message))
+    too_few = too_few_iterations(spec.iterations, iteration)
+    if too_few is not None:
+        faults.append(Fault("/iterations", too_few))
     if faults:
         raise SpecFaults(faults)
 

@@ -10,6 +10,7 @@ from ppo_core.spec.changes import (
     read_settings,
     refusals,
     repeats,
+    too_few_iterations,
 )
 from ppo_core.spec.continuing import misfits_with_checkpoint
 from ppo_core.spec.files import check_files
@@ -51,4 +52,5 @@ __all__ = [
     "resolve_paths",
     "spec_paths",
     "spec_schema",
+    "too_few_iterations",
 ]

@@ -157,3 +157,13 @@ def _short(value: Any) -> str:
 
 def _escape(part: str) -> str:
     return part.replace("~", "~0").replace("/", "~1")
+
+
+def too_few_iterations(iterations: int, reached: int) -> str | None:
+    """Why a run cannot go on from a checkpoint of iteration `reached` under this many, with the remedy; or None."""
+    if iterations >= reached:
+        return None
+    return (
+        f"iterations is {iterations} but the checkpoint was made after iteration {reached}: set it to {reached} or "
+        f"more, above {reached} to train on"
+    )
