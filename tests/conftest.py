@@ -1,7 +1,8 @@
 """Real services for the tests. Nothing starts before a test asks for it.
 
 postgres         the server; a test that stops it uses `own_postgres`
-postgres_url     a migrated database shared by the session: for tests that roll back
+postgres_url     a migrated database shared by the session: for tests that roll back; it is empty at the end, too
+module_url       a migrated database of the module's own: for tests that share an application
 session          a session on it whose transaction is rolled back, commits of the test included
 database_url     a migrated database of the test's own: for tests with several connections or processes
 redis_url        a real Redis on a unix socket, emptied before each test
@@ -26,11 +27,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import select
 from sqlalchemy.engine import make_url
 from sqlalchemy.orm import Session
 from xdist.scheduler import LoadScopeScheduling
 
 from store.migrate import migrate
+from store.models import Run
 from store.session import make_engine
 from tests.real_postgres import RealPostgres
 
@@ -85,8 +88,21 @@ def _template_url(postgres: RealPostgres) -> str:
 
 
 @pytest.fixture(scope="session")
-def postgres_url(postgres: RealPostgres, _template_url: str) -> str:
-    return postgres.create_database(make_url(_template_url).database)
+def postgres_url(postgres: RealPostgres, _template_url: str) -> Iterator[str]:
+    url = postgres.create_database(make_url(_template_url).database)
+    yield url
+    engine = make_engine(url, pool_size=1)
+    with Session(engine) as session:
+        left = session.scalars(select(Run.id)).all()
+    engine.dispose()
+    assert not left, "a test committed to the database of those that roll back: it needs module_url or database_url"
+
+
+@pytest.fixture(scope="module")
+def module_url(postgres: RealPostgres, _template_url: str) -> Iterator[str]:
+    url = postgres.create_database(make_url(_template_url).database)
+    yield url
+    postgres.drop_database(url)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from api.specs import accept_spec
 from ppo.train import prepare
 from ppo_core.main import run_segment
 from ppo_core.rundir import ExitCode
-from ppo_core.spec import RewardHosts, SpecFaults
+from ppo_core.spec import EngineHosts, RewardHosts, SpecFaults
 from tests.ppo_core.toy_run import journal, make_toy, toy_segment
 
 GOOD = ["the film 🎬", "مرحبا", "a bad film"]
@@ -45,7 +45,7 @@ def test_api_trainer_and_command_line_refuse_the_same_rows(tmp_path: Path, kind:
     spec = make_toy(tmp_path)
     spec["data"]["prompts"] = str(bad_file(tmp_path, kind))
     with pytest.raises(SpecFaults) as submitted:
-        accept_spec(SpecBody(spec=spec), [tmp_path], RewardHosts())
+        accept_spec(SpecBody(spec=spec), [tmp_path], RewardHosts(), EngineHosts())
     told = [str(fault) for fault in submitted.value.faults]
     assert [fault.split(": ")[1] for fault in told] == [f"bad.{kind}, row {number}" for number in rows]
     file = tmp_path / "spec.yaml"

@@ -11,7 +11,6 @@ from uuid import uuid4
 
 import pytest
 from fastapi import FastAPI
-from sqlalchemy.engine import make_url
 from sqlalchemy.orm import Session, sessionmaker
 from starlette.testclient import TestClient
 
@@ -23,22 +22,13 @@ from store.ids import new_id
 from store.models import Run
 from store.runs import create_run
 from store.session import make_engine, session_factory
-from tests.real_postgres import RealPostgres
 
 ADDRESS = "http://127.0.0.1"
 
 
 @pytest.fixture(scope="module")
-def api_url(postgres: RealPostgres, _template_url: str) -> Iterator[str]:
-    """A migrated database of the test module's own."""
-    url = postgres.create_database(make_url(_template_url).database)
-    yield url
-    postgres.drop_database(url)
-
-
-@pytest.fixture(scope="module")
-def sessions(api_url: str) -> Iterator[sessionmaker[Session]]:
-    engine = make_engine(api_url)
+def sessions(module_url: str) -> Iterator[sessionmaker[Session]]:
+    engine = make_engine(module_url)
     yield session_factory(engine)
     engine.dispose()
 
@@ -70,9 +60,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def settings(api_url: str, root: Path, tmp_path_factory: pytest.TempPathFactory) -> ApiSettings:
+def settings(module_url: str, root: Path, tmp_path_factory: pytest.TempPathFactory) -> ApiSettings:
     return ApiSettings(
-        DATABASE_URL=api_url,
+        DATABASE_URL=module_url,
         REDIS_URL=None,
         data_dir=tmp_path_factory.mktemp("data"),
         roots=(root,),

@@ -33,8 +33,8 @@ NOW = datetime(2026, 11, 1, tzinfo=UTC)
 
 
 @pytest.fixture(scope="module")
-def sessions(postgres_url: str) -> Iterator[sessionmaker[Session]]:
-    engine = make_engine(postgres_url)
+def sessions(module_url: str) -> Iterator[sessionmaker[Session]]:
+    engine = make_engine(module_url)
     yield session_factory(engine)
     engine.dispose()
 
@@ -51,10 +51,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def client(postgres_url: str, sessions: sessionmaker[Session], folder: Path) -> Iterator[Client]:
+def client(module_url: str, sessions: sessionmaker[Session], folder: Path) -> Iterator[Client]:
     with sessions.begin() as session:
         key = keys.create_key(session, "ci", "operator")[1]
-    settings = ApiSettings(DATABASE_URL=postgres_url, REDIS_URL=None, data_dir=folder / "data", roots=(folder,))
+    settings = ApiSettings(DATABASE_URL=module_url, REDIS_URL=None, data_dir=folder / "data", roots=(folder,))
     with in_thread(settings) as (url, _), Client(url, key) as client, pytest.MonkeyPatch.context() as patch:
         patch.setenv("PPO_URL", url)
         patch.setenv("PPO_KEY", key)

@@ -26,9 +26,12 @@ FLAGS = [
 ]  # fmt: skip
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
-    """The system's Chromium where there is one, else the one that `playwright install` brought."""
+    """The system's Chromium where there is one, else the one that `playwright install` brought.
+
+    For one module: as long as Playwright is there an event loop runs in this thread, and no other can.
+    """
     expect.set_options(timeout=10_000)  # A busy machine draws late.
     names = (os.environ.get("PPO_CHROMIUM", "chromium"), "chromium-browser", "google-chrome", "google-chrome-stable")
     program = next((found for name in names if (found := shutil.which(name))), None)

@@ -245,6 +245,14 @@ def test_the_demo_ends_with_the_run_and_a_comparison(
     assert demo(stack, write_spec(4, end_at=[2, 70]), [], stay=False) == 1
 
 
+def _is_ready(stack: Stack) -> bool:
+    try:
+        checks = httpx.get(f"{stack.url}/readyz").json()["checks"]
+    except httpx.TransportError:  # an api that was just started does not listen yet
+        return False
+    return bool(checks == {"database": "ok", "broker": "ok"})
+
+
 @pytest.mark.parametrize("name", ["api", "worker", "reconciler", "redis", "postgres"])
 def test_a_part_that_dies_is_started_again_and_runs_go_on(
     access: dict[str, str], client: Client, stack: Stack, write_spec: WriteSpec, name: str
@@ -253,7 +261,7 @@ def test_a_part_that_dies_is_started_again_and_runs_go_on(
     child = server.child if server is not None else getattr(stack, name)
     before = child.pid
     os.kill(before, signal.SIGKILL)
-    wait_for(lambda: child.alive and child.pid != before)
-    wait_for(lambda: httpx.get(f"{stack.url}/readyz").json()["checks"] == {"database": "ok", "broker": "ok"})
+    wait_for(lambda: child.alive and child.pid != before, seconds=60)
+    wait_for(lambda: _is_ready(stack), seconds=60)
     done = ppo("submit", write_spec(3), "--wait", "--json", env=access)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -129,10 +129,10 @@ CASES: dict[str, Case] = {
     "checkpoints.keep_last": Case(1, "kept", base={"checkpoints.every": 1}),
     "checkpoints.keep_every": Case(1, "kept", base={"checkpoints.every": 1, "checkpoints.keep_last": 1}),
     "checkpoints.keep_best": Case(
-        3,
+        6,
         "kept",
         base={
-            "iterations": 3,
+            "iterations": 6,
             "checkpoints.every": 1,
             "checkpoints.keep_last": 1,
             "gate.judge": CLASSIFIER_JUDGE,
