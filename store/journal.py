@@ -19,6 +19,7 @@ from sqlalchemy.orm import Session
 from ppo_core.errors import RunDirectoryError
 from ppo_core.rundir import Event, SegmentDir
 from store import commands
+from store.alerts import event_fields, take_news
 from store.checkpoints import NewCheckpoint, checkpoint_fields, record_checkpoint
 from store.events import NewEvent, RunNotFound, append_events
 from store.metrics_read import nonfinite_name
@@ -115,7 +116,9 @@ class _Delivery:
                 if self.holds and self.run.state == "starting":
                     self._flush_events()
                     transition(self.session, self.run.id, "running", expect_token=self.token)
-            case _:  # alert, note, end: history only; what an end means is decided once the processes are gone
+            case "alert":
+                self._alert(event)
+            case _:  # preflight, note, end: history only; what an end means is decided once the processes are gone
                 self._add(event)
 
     def finish(self) -> None:
@@ -161,6 +164,10 @@ class _Delivery:
         row = record_checkpoint(self.session, self.run.id, new, self.token)
         if row is not None:
             self._add(event, checkpoint_fields(row))
+
+    def _alert(self, event: Event) -> None:
+        alert = take_news(self.session, self.run, self.segment, event.iteration, _moment(event), event.payload)
+        self._add(event, {**event_fields(alert), "status": event.payload["status"]})
 
     def _ack(self, event: Event) -> None:
         if not self.holds:

@@ -13,38 +13,21 @@ from sqlalchemy import (
     BigInteger,
     Boolean,
     CheckConstraint,
-    DateTime,
-    Double,
     ForeignKey,
     ForeignKeyConstraint,
     Index,
     Integer,
     SmallInteger,
-    Text,
     UniqueConstraint,
     func,
     text,
 )
-from sqlalchemy.dialects.postgresql import JSONB
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy.orm import Mapped, mapped_column
 
+from store import alert_tables, webhook_tables  # noqa: F401  tables of the same schema
+from store.base import Base as Base
+from store.base import one_of
 from store.states import COMMAND_STATUSES, STATES
-
-
-class Base(DeclarativeBase):
-    """All tables of PPO Control."""
-
-    type_annotation_map = {  # noqa: RUF012
-        str: Text,
-        datetime: DateTime(timezone=True),
-        float: Double,
-        dict[str, Any]: JSONB,
-        list[Any]: JSONB,
-    }
-
-
-def _one_of(column: str, values: tuple[str, ...]) -> str:
-    return f"{column} IN ({', '.join(repr(value) for value in values)})"
 
 
 class Run(Base):
@@ -52,7 +35,7 @@ class Run(Base):
 
     __tablename__ = "runs"
     __table_args__ = (
-        CheckConstraint(_one_of("state", STATES), name="runs_state_known"),
+        CheckConstraint(one_of("state", STATES), name="runs_state_known"),
         Index("runs_queue", text("priority DESC"), "queued_at", postgresql_where=text("state = 'queued'")),
         Index("runs_newest", text("created_at DESC"), text("id DESC")),
     )
@@ -114,12 +97,15 @@ class RunEvent(Base):
     """The run's history as people and streams see it: gapless `seq` per run."""
 
     __tablename__ = "events"
-    __table_args__ = (Index("events_started", "run_id", "seq", postgresql_where=text("type = 'started'")),)
+    __table_args__ = (
+        Index("events_started", "run_id", "seq", postgresql_where=text("type = 'started'")),
+        Index("events_preflight", "run_id", "seq", postgresql_where=text("type = 'preflight'")),
+    )
 
     run_id: Mapped[str] = mapped_column(ForeignKey("runs.id", ondelete="CASCADE"), primary_key=True)
     seq: Mapped[int] = mapped_column(BigInteger, primary_key=True)
     segment: Mapped[int]
-    type: Mapped[str]  # state | metrics | samples | checkpoint | command | alert | note | started | end
+    type: Mapped[str]  # state | metrics | samples | checkpoint | command | alert | preflight | note | started | end
     iteration: Mapped[int | None]
     time: Mapped[datetime] = mapped_column(server_default=func.now())
     actor: Mapped[str | None]
@@ -131,7 +117,7 @@ class Command(Base):
 
     __tablename__ = "commands"
     __table_args__ = (
-        CheckConstraint(_one_of("status", COMMAND_STATUSES), name="commands_status_known"),
+        CheckConstraint(one_of("status", COMMAND_STATUSES), name="commands_status_known"),
         Index("commands_open", "run_id", postgresql_where=text("finished_at IS NULL")),
     )
 

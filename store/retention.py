@@ -25,6 +25,7 @@ from ppo_core.retention import (
     decisions,
 )
 from ppo_core.spec.groups import CheckpointsConfig
+from store.alerts import open_onsets
 from store.checkpoints import change_checkpoint, locked_checkpoint, present_checkpoints, starting_points
 from store.metrics_read import active_line
 from store.models import Checkpoint, MetricDef, MetricPoint, Run, RunEvent, Segment
@@ -77,7 +78,7 @@ def kept_records(session: Session, run_id: str, rows: Sequence[Checkpoint]) -> l
 
 
 def history(session: Session, run_id: str) -> History:
-    """The run's present line and the gates held on it. Alerts are not stored yet, so none asks for a checkpoint."""
+    """The run's present line, the gates held on it, and where its open alerts began."""
     line = active_line(session, run_id)
     gates = session.execute(
         select(MetricPoint.segment, MetricPoint.iteration)
@@ -94,6 +95,7 @@ def history(session: Session, run_id: str) -> History:
     return History(
         line=tuple(Stretch(piece.segment, piece.first, piece.last) for piece in line),
         gates=tuple(sorted(held)),
+        onsets=open_onsets(session, run_id),
         left=tuple(number - 1 for number in session.scalars(opened)),
     )
 

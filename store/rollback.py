@@ -17,6 +17,7 @@ from typing import Any
 from sqlalchemy import func, select, text, update
 from sqlalchemy.orm import Session
 
+from store.alerts import settle_alerts
 from store.checkpoints import record_verification
 from store.commands import announce, mark_delivered, mark_finished, open_commands, refuse, supersede
 from store.events import append_event
@@ -206,6 +207,7 @@ def go_back(session: Session, run_id: str, asked: OpenRollback, note: str | None
     )
     session.refresh(run)
     rewrite_latest(session, run_id, number)
+    settle_alerts(session, run_id)
     where = f"iteration {target.iteration} of segment {target.segment}"
     payload = {
         "number": number,

@@ -5,15 +5,18 @@ What is asked of a run is in `store.commands`, how it is taken from the queue in
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import func, update
 from sqlalchemy.orm import Session
 
+from store.alerts import copy_open_alerts
 from store.events import RunNotFound, append_event
-from store.models import Run, Segment, WorkerSlot
+from store.models import Checkpoint, Run, Segment, WorkerSlot
 from store.states import LIVE, MOVES, TERMINAL
+from store.webhook_queue import announce
 
 __all__ = [
     "CommandRefused",
@@ -105,10 +108,18 @@ def create_run(
         segment.start_checkpoint, segment.start_iteration = fork.checkpoint_id, fork.iteration
     session.add(segment)
     session.flush()
+    if fork is not None:
+        copy_open_alerts(session, session.get_one(Checkpoint, fork.checkpoint_id), run_id)
     payload = {"from": None, "to": "queued", "reason_code": None, "reason_detail": None}
     append_event(session, run_id, "state", payload, segment=1, actor=created_by)
+    _announce_state(session, run, payload)
     session.refresh(run)
     return run
+
+
+def _announce_state(session: Session, run: Run, payload: Mapping[str, Any]) -> None:
+    told = {**payload, "iteration": run.iteration, "num_iterations": run.num_iterations}
+    announce(session, "run.state", {"run": {"id": run.id, "name": run.name}, **told})
 
 
 def transition(
@@ -161,4 +172,5 @@ def transition(
     payload = {"from": source, "to": to, "reason_code": reason_code, "reason_detail": reason_detail}
     append_event(session, run_id, "state", payload, segment=run.active_segment, iteration=run.iteration, actor=actor)
     session.refresh(run)
+    _announce_state(session, run, payload)
     return run

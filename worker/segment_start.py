@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session, sessionmaker
 from ppo_core import rundir
 from ppo_core.errors import RunDirectoryError
 from ppo_core.rundir import SegmentDir, SegmentStart
+from store.alerts import settle_alerts
 from store.checkpoints import find_checkpoint, present_checkpoints
 from store.events import append_event
 from store.metrics_read import line_to
@@ -170,5 +171,6 @@ def _open_recovery(session: Session, run_id: str, old: int, start: SegmentStart,
         .values(active_segment=start.segment, iteration=iteration, version=Run.version + 1)
     )
     rewrite_latest(session, run_id, start.segment)
+    settle_alerts(session, run_id)
     payload = {"level": "info", "message": why}
     append_event(session, run_id, "note", payload, segment=start.segment, iteration=iteration)
