@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Literal
 
 from ppo_core.errors import CheckpointError
-from ppo_core.rundir import MANIFEST, stored_checkpoint, stored_manifest
+from ppo_core.rundir import MANIFEST, present_checkpoint, stored_manifest
 
 Part = Literal["all", "policy"]
 CHUNK = 1024 * 1024
@@ -72,8 +72,9 @@ def open_archive(run_dir: Path, path: str, manifest_sha256: str, part: Part, nam
 
     Raises:
         CheckpointError: a file is missing, of another size, or no plain file.
+        OSError: the disk did not answer, or is away.
     """
-    folder = stored_checkpoint(run_dir, path)
+    folder = present_checkpoint(run_dir, path)
     listed = stored_manifest(folder, manifest_sha256)
     files = contextlib.ExitStack()
     try:

@@ -22,6 +22,7 @@ from api.schemas import FaultMessage, Problem
 from ppo_core.spec import SpecFaults
 from store.idempotency import KeyReused
 from store.runs import CommandRefused, IllegalMove, RunNotFound
+from store.storable import storable_json
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +71,8 @@ def problem_response(error: ProblemError, request_id: str) -> Response:
         allowed=error.allowed,
     )
     headers = {**error.headers, "WWW-Authenticate": "Bearer"} if error.status == 401 else error.headers
-    body = problem.model_dump(mode="json", exclude_none=True)
+    # A fault may name what was sent, and that may be text which no answer can carry: half a surrogate pair.
+    body = storable_json(problem.model_dump(mode="json", exclude_none=True))
     return JSONResponse(body, error.status, headers=headers, media_type=PROBLEM_TYPE)
 
 

@@ -10,9 +10,9 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
+from api.checkpoint_messages import checkpoint_message, reading, reasons_to_stay
 from api.errors import ProblemError, not_found
 from api.lineage_schemas import Change, ForkPreview, LeftBehind, RollbackPreview
-from api.routes.checkpoints import checkpoint_message, reasons_to_stay
 from api.schemas import Checkpoint, FaultMessage, SpecBody
 from api.settings import ApiSettings
 from api.specs import accept_spec, spec_fields, spec_yaml
@@ -126,7 +126,8 @@ def _target(database: Session, data_dir: Path, run_id: str, checkpoint_id: str) 
     except TargetUnusable as error:
         raise ProblemError(409, error.code, str(error)) from error
     try:
-        look_at_checkpoint(data_dir / "runs" / run_id, target.path, target.manifest_sha256)
+        with reading(checkpoint_id):
+            look_at_checkpoint(data_dir / "runs" / run_id, target.path, target.manifest_sha256)
     except CheckpointError as error:
         record_verification(database, run_id, target.id, str(error))
         database.commit()

@@ -35,3 +35,8 @@ def prove_writable(data_dir: Path, worker_id: str) -> str:
     except OSError as error:
         raise DataFolderError(f"PPO_DATA_DIR {data_dir} cannot be written: {error}") from error
     return token
+
+
+def is_there(data_dir: Path, worker_id: str) -> bool:
+    """Whether the folder that a worker proved when it started is still the one that is seen."""
+    return token_file(data_dir, worker_id).is_file() and (data_dir / "runs").is_dir()

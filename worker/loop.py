@@ -21,7 +21,7 @@ from importlib.metadata import PackageNotFoundError, version
 from store import workers
 from store.queue import Claim, claim
 from store.session import AWAY, make_engine, session_factory
-from worker.data_folder import DataFolderError, prove_writable
+from worker.data_folder import DataFolderError, is_there, prove_writable
 from worker.processes import carries, marks
 from worker.settings import WorkerSettings, read_settings
 
@@ -50,6 +50,7 @@ class Looker:
         self._stopping = threading.Event()
         self._supervisors: list[subprocess.Popen[bytes]] = []
         self._inherited: list[tuple[str, int, int]] = []
+        self._data_folder_seen = True
 
     def hint(self) -> None:
         """The queue may have work: look now."""
@@ -101,6 +102,8 @@ class Looker:
         self._reap()
         with self.sessions.begin() as session:
             workers.heartbeat(session, self.settings.worker_id)
+        if not self._sees_data_folder():
+            return 0
         started = 0
         while not self._stopping.is_set():
             with self.sessions.begin() as session:
@@ -110,6 +113,15 @@ class Looker:
             self._start_supervisor(claimed)
             started += 1
         return started
+
+    def _sees_data_folder(self) -> bool:
+        """Whether the folder proved at the start is still there: a run claimed without it would only be lost."""
+        there = is_there(self.settings.data_dir, self.settings.worker_id)
+        if there != self._data_folder_seen:
+            folder = self.settings.data_dir
+            log.warning("%s is %s", folder, "there again" if there else "not there: nothing is started until it is")
+        self._data_folder_seen = there
+        return there
 
     def _start_supervisor(self, claimed: Claim) -> None:
         """Detached: in a session of its own, with nothing of ours open. If it cannot start, the lease runs out."""

@@ -56,6 +56,8 @@ class Pruner:
                 self.prune()
             except (*AWAY, OSError, RunNotFound) as error:  # the next checkpoint, or the next attempt, tries again
                 log.warning("pruning was put off: %s", error)
+            except Exception:  # The thread goes on: a fault with one checkpoint is none of the next ones'.
+                log.exception("pruning broke off; the next checkpoint tries again")
 
     def prune(self) -> list[str]:
         """Verify the newest checkpoint and remove what may go; returns the removed ids."""

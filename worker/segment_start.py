@@ -14,12 +14,15 @@ from ppo_core.rundir import SegmentDir, SegmentStart
 from store.alerts import settle_alerts
 from store.checkpoints import find_checkpoint, present_checkpoints
 from store.events import append_event
+from store.journal import journal_position
 from store.metrics_read import line_to
 from store.models import Checkpoint, Run, Segment
 from store.rollback import rewrite_latest
 from store.runs import LeaseLost, locked_run
 from worker.agreement import adopt_checkpoints
 from worker.delivery import Delivery
+
+AWAY_HINT = "Nothing of the run was changed. Mount the disk or put the folder back, then retry the run."
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,7 @@ def prepare(sessions: sessionmaker[Session], run_id: str, token: int, run_dir: P
 
     Raises:
         LeaseLost: the claim no longer counts.
-        RunDirectoryError: the run's folder is not what it should be.
+        RunDirectoryError: the run's folder is not what it should be, or what the run left in it is not there.
     """
     with sessions.begin() as session:
         run = locked_run(session, run_id, expect_token=token)
@@ -48,8 +51,10 @@ def prepare(sessions: sessionmaker[Session], run_id: str, token: int, run_dir: P
             raise LeaseLost(f"run {run_id} is {run.state}, not starting")
         session.execute(update(Run).where(Run.id == run_id).values(supervisor_pid=supervisor_pid))
         attempt, number = run.attempt, run.active_segment
+        _, stored = journal_position(session, run_id, number)
     present = rundir.segments(run_dir)
     active = rundir.segment_dir(run_dir, number)
+    _see_journal(active, stored)
     if active in present:
         Delivery(sessions, run_id, number, active).all(token)
     with sessions.begin() as session:
@@ -62,7 +67,32 @@ def prepare(sessions: sessionmaker[Session], run_id: str, token: int, run_dir: P
         start = _on_whole_ground(session, run_id, number, start, run_dir)
         if start.segment != number:
             _open_recovery(session, run_id, number, start, run_dir)
+    if start.checkpoint is not None and not rundir.checkpoints(rundir.segment_dir(run_dir, start.segment)):
+        _see_segment(SegmentDir(Path(start.checkpoint).parent.parent))
     return Prepared(attempt, start, rundir.create_segment(run_dir, start))
+
+
+def _see_journal(segment: SegmentDir, stored: int) -> None:
+    """That a segment which has trained lies here with its journal: without it a trainer would begin from nothing.
+
+    Raises:
+        RunDirectoryError
+    """
+    if stored == 0:
+        return
+    _see_segment(segment)
+    found = segment.journal.stat().st_size if segment.journal.is_file() else 0
+    if found < stored:
+        raise RunDirectoryError(
+            f"{segment.journal} has {found} bytes, {stored} of it were stored: {segment.path} is not the folder that "
+            "the run trained in",
+            hint=AWAY_HINT,
+        )
+
+
+def _see_segment(segment: SegmentDir) -> None:
+    if not segment.path.is_dir():
+        raise RunDirectoryError(f"{segment.path} is not there: is the right disk mounted?", hint=AWAY_HINT)
 
 
 def loaded_checkpoint(sessions: sessionmaker[Session], prepared: Prepared, run_dir: Path) -> Checkpoint | None:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import threading
 import time
-from collections.abc import Sequence
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
@@ -14,6 +11,7 @@ from fastapi.responses import StreamingResponse
 
 from api.archive import Part, open_archive
 from api.auth import least
+from api.checkpoint_messages import checkpoint_etag, checkpoint_message, reading, reasons_to_stay
 from api.checkpoint_schemas import CheckpointChange, GcItem, GcPreview, Verification
 from api.deps import Database, Settings, Who
 from api.errors import ProblemError, not_found
@@ -96,7 +94,7 @@ def read_one_checkpoint(run_id: str, checkpoint_id: str, database: Database, res
     """One checkpoint, with its ETag."""
     run = _run(database, run_id)
     row = _row(database, run_id, checkpoint_id)
-    response.headers["ETag"] = _etag(row)
+    response.headers["ETag"] = checkpoint_etag(row)
     return checkpoint_message(row, reasons_to_stay(database, run).get(row.id, ()))
 
 
@@ -112,7 +110,7 @@ def update_checkpoint(
 ) -> Checkpoint:
     """Pin a checkpoint, so that it is never removed, or name it."""
     row = _locked(database, run_id, checkpoint_id)
-    check_if_match(if_match, _etag(row))
+    check_if_match(if_match, checkpoint_etag(row))
     if row.status == "removed":
         raise _gone(row)
     asked = {name: getattr(body, name) for name in body.model_fields_set}
@@ -134,7 +132,7 @@ def delete_checkpoint(
 ) -> Response:
     """Remove a checkpoint; its files go within seconds. 409 with the reason when something needs it."""
     row = _locked(database, run_id, checkpoint_id)
-    check_if_match(if_match, _etag(row))
+    check_if_match(if_match, checkpoint_etag(row))
     if row.status != "removed":
         try:
             retention.remove_by_hand(database, row, who.name)
@@ -159,7 +157,8 @@ def verify_checkpoint(
         raise ProblemError(503, "busy", detail, headers={"Retry-After": str(RETRY_AFTER_S)})
     begun, fault, files, size = time.monotonic(), None, 0, 0
     try:
-        files, size = check_stored(settings.data_dir / "runs" / run_id, row.path, row.manifest_sha256)
+        with reading(checkpoint_id):
+            files, size = check_stored(settings.data_dir / "runs" / run_id, row.path, row.manifest_sha256)
     except CheckpointError as error:
         fault = str(error)
     finally:
@@ -206,7 +205,8 @@ def download_checkpoint(
     name = f"{run_id}-segment-{row.segment}-iteration-{row.iteration}{'-policy' if part == 'policy' else ''}"
     run_dir = settings.data_dir / "runs" / run_id
     try:
-        archive = open_archive(run_dir, row.path, row.manifest_sha256, part, name)
+        with reading(checkpoint_id):
+            archive = open_archive(run_dir, row.path, row.manifest_sha256, part, name)
     except CheckpointError as error:
         raise ProblemError(409, "checkpoint_damaged", f"{row.id} cannot be sent: {error}. Verify it.") from error
     headers = {"Content-Length": str(archive.bytes), "Content-Disposition": f'attachment; filename="{name}.tar"'}
@@ -240,26 +240,3 @@ def _locked(database: Database, run_id: str, checkpoint_id: str) -> CheckpointRo
 
 def _gone(row: CheckpointRow) -> ProblemError:
     return ProblemError(410, "checkpoint_removed", f"{row.id} was removed: {row.status_detail}.")
-
-
-def reasons_to_stay(database: Database, run: Run) -> dict[str, tuple[str, ...]]:
-    """Why each checkpoint stays, under the rules that the run has now; nothing for one that may go."""
-    rules = rules_of(run_read.active_spec(database, run))
-    decided = retention.decide(database, run.id, rules, newest_is_verified=True)
-    return {decision.checkpoint.id: decision.reasons for decision in decided if decision.stays}
-
-
-def checkpoint_message(row: CheckpointRow, reasons: Sequence[str]) -> Checkpoint:
-    """A checkpoint as it is sent."""
-    derived = {"protected", "etag"}
-    return Checkpoint(
-        **{name: getattr(row, name) for name in Checkpoint.model_fields.keys() - derived},
-        protected=list(reasons),
-        etag=_etag(row),
-    )
-
-
-def _etag(row: CheckpointRow) -> str:
-    """Rises with what people change or have to see changed; that a pruner looked at the files is neither."""
-    seen = json.dumps([row.id, row.status, row.pinned, row.label])
-    return f'"{hashlib.sha256(seen.encode()).hexdigest()[:16]}"'

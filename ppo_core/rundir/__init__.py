@@ -55,7 +55,7 @@ from ppo_core.rundir.rank_group import LEAVING_GRACE_S, LOST_GRACE_S, RankGroup
 from ppo_core.rundir.ranks import device_names, free_port, num_ranks, rank_environment
 from ppo_core.rundir.restart import last_iteration, next_start, start_iteration
 from ppo_core.rundir.segments import SegmentDir, SegmentStart, create_segment, is_unused, segment_dir, segments
-from ppo_core.rundir.stored_checkpoint import check_stored, stored_checkpoint
+from ppo_core.rundir.stored_checkpoint import StorageAwayError, check_stored, present_checkpoint, stored_checkpoint
 
 __all__ = [
     "LEAVING_GRACE_S",
@@ -75,6 +75,7 @@ __all__ = [
     "SegmentDir",
     "SegmentStart",
     "SilentJournal",
+    "StorageAwayError",
     "all_events",
     "check_stored",
     "checkpoint_bytes",
@@ -100,6 +101,7 @@ __all__ = [
     "next_start",
     "no_space_left",
     "num_ranks",
+    "present_checkpoint",
     "rank_environment",
     "read_commands",
     "read_journal",

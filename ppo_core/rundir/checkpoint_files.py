@@ -104,14 +104,15 @@ def stored_manifest(folder: Path, manifest_sha256: str) -> dict[str, dict[str, A
     """The manifest's files, once the manifest itself is the one that was recorded.
 
     Raises:
-        CheckpointError: it is missing, another one, or cannot be read.
+        CheckpointError: it is missing, another one, or no plain file.
+        OSError: the disk did not answer; that says nothing of the checkpoint.
     """
     path = folder / MANIFEST
     try:
         digest = manifest_digest(folder)
     except FileNotFoundError as error:
         raise CheckpointError(f"{path} is missing") from error
-    except OSError as error:
+    except (NotADirectoryError, IsADirectoryError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
     if digest != manifest_sha256:
         raise CheckpointError(f"{path} has SHA-256 {digest}, when it was written it was {manifest_sha256}")

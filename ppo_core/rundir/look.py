@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ppo_core.errors import CheckpointError
 from ppo_core.rundir.checkpoint_files import stored_manifest
-from ppo_core.rundir.stored_checkpoint import stored_checkpoint
+from ppo_core.rundir.stored_checkpoint import present_checkpoint
 
 
 def look_at_checkpoint(run_dir: Path, path: str, manifest_sha256: str) -> None:
@@ -16,8 +16,9 @@ def look_at_checkpoint(run_dir: Path, path: str, manifest_sha256: str) -> None:
 
     Raises:
         CheckpointError: names the first file that is missing or of another size.
+        OSError: the disk did not answer, or is away (`StorageAwayError`); that says nothing of the checkpoint.
     """
-    folder = stored_checkpoint(run_dir, path)
+    folder = present_checkpoint(run_dir, path)
     for name, entry in stored_manifest(folder, manifest_sha256).items():
         file = folder / name
         if not file.is_file():

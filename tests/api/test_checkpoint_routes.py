@@ -291,6 +291,15 @@ def test_a_damaged_one_is_found_named_and_not_sent(
     assert audited(saved) == ["checkpoint.verify"] * 2
 
 
+@pytest.mark.parametrize("what", ["/verify", "/download"])
+def test_a_disk_that_is_away_says_nothing_of_a_checkpoint(operator: TestClient, saved: SavedRun, what: str) -> None:
+    saved.run_dir.rename(saved.run_dir.with_name("aside"))
+    answer = operator.request("POST" if what == "/verify" else "GET", address(saved, 20, what))
+    assert (answer.status_code, answer.json()["code"]) == (503, "storage_unreadable")
+    saved.run_dir.with_name("aside").rename(saved.run_dir)
+    assert operator.get(address(saved, 20)).json()["status"] == "good"
+
+
 def test_one_that_was_mended_is_good_again(operator: TestClient, saved: SavedRun) -> None:
     path = saved.folder(20) / "state.json"
     text = path.read_text()

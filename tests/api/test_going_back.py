@@ -219,6 +219,14 @@ def test_every_fault_of_the_settings_comes_at_once_with_its_remedy(trained: Trai
     assert trained.num_commands() == 0
 
 
+def test_a_name_that_no_answer_can_carry_is_refused_all_the_same(trained: Trained) -> None:
+    body = '{"checkpoint": "%s", "set": {"\\ud800": 1, "a\\u0000": 2}}' % trained.save(20)  # noqa: UP031
+    headers = {"Content-Type": "application/json"}
+    answer = trained.operator.post(f"/v1/runs/{trained.id}/rollback?dry_run=true", content=body, headers=headers)
+    assert answer.status_code == 422
+    assert "/set/a\u2400" in {fault["pointer"] for fault in answer.json()["errors"]}
+
+
 def test_fewer_iterations_than_the_checkpoint_has_are_refused(trained: Trained) -> None:
     answer = trained.rollback(trained.save(20), set={"iterations": 19})
     assert [fault["pointer"] for fault in answer.json()["errors"]] == ["/set/iterations"]
@@ -265,6 +273,19 @@ def test_a_checkpoint_cut_short_is_refused_before_anything_stops(trained: Traine
         assert (row.status, str(file) in (row.status_detail or "")) == ("damaged", True)
         assert session.get_one(Run, trained.id).state == "running"
     assert trained.num_commands() == 0
+
+
+def test_a_disk_that_is_away_damages_no_checkpoint(trained: Trained) -> None:
+    target = trained.save(20)
+    aside = trained.run_dir.rename(trained.run_dir.with_name("aside"))
+    fork = f"/v1/runs/{trained.id}/forks?dry_run=true"
+    for answer in (trained.rollback(target), trained.operator.post(fork, json={"checkpoint": target})):
+        assert (answer.status_code, answer.json()["code"]) == (503, "storage_unreadable")
+        assert "is the right disk mounted?" in answer.json()["detail"]
+    with trained.sessions() as session:
+        assert session.get_one(Checkpoint, target).status == "good"
+    aside.rename(trained.run_dir)
+    assert trained.rollback(target).status_code == 202
 
 
 def test_a_removed_checkpoint_is_refused(trained: Trained) -> None:

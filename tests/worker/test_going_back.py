@@ -272,6 +272,26 @@ def test_resume_goes_on_where_a_paused_and_a_stopped_run_stood(worker: Platform)
         assert scores(worker, run_id) == {(1, True): list(range(1, 201))}
 
 
+def test_a_run_waits_for_a_data_folder_that_is_away(worker: Platform) -> None:
+    """T40: nothing is started without it, so nothing begins from nothing; it goes on once the folder is back."""
+    run_id = _submit(worker, 10_000, iteration_s=0.02)
+    worker.wait(run_id, lambda run: run.iteration >= 7)
+    with worker.sessions.begin() as session:
+        request_command(session, run_id, "pause", "ada", 30)
+    stood = worker.wait_state(run_id, "paused").iteration
+    aside = (worker.data / "runs").rename(worker.data / "aside")
+    with worker.sessions.begin() as session:
+        request_requeue(session, run_id, "resume", "ada")
+    log = worker.data / "worker.loop.log"
+    wait_until(lambda: "not there: nothing is started" in log.read_text(), 60)
+    assert (worker.run(run_id).state, (worker.data / "runs").exists()) == ("queued", False)
+    aside.rename(worker.data / "runs")
+    worker.wait(run_id, lambda run: run.iteration > stood)
+    assert segments(worker, run_id) == [(1, "start", 0)]
+    with worker.sessions() as session:
+        assert set(session.scalars(select(Checkpoint.status).where(Checkpoint.run_id == run_id))) == {"good"}
+
+
 def test_a_run_whose_newest_checkpoint_is_damaged_goes_on_from_the_one_before(worker: Platform) -> None:
     """P16: it takes the newest valid one, and says which it passed over and why."""
     run_id = _submit(worker, 100, iteration_s=0.05)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from sqlalchemy import delete, func, select, update
 
 from api.routes.checkpoints import preview_gc
+from ppo_core.rundir import StorageAwayError
 from ppo_core.spec.groups import CheckpointsConfig
 from store import retention
 from store.checkpoints import NewCheckpoint, record_checkpoint
@@ -18,6 +19,7 @@ from store.metrics_write import IterationMetrics, write_metrics
 from store.models import Checkpoint, Command, MetricPoint, Run, RunEvent, Segment
 from store.retention import rules_of
 from tests.worker.conftest import Claimed
+from tests.worker.platform import wait_until
 from worker.prune import Pruner
 
 SPEC = {"checkpoints": {"keep_last": 2, "keep_best": 0}}
@@ -171,12 +173,29 @@ def test_files_that_somebody_took_away_are_recorded_and_do_not_block_the_rest(
 
 def test_a_disk_that_is_not_there_takes_nothing_away(saved: Claimed, prune: Callable[[], list[int]]) -> None:
     saved.run_dir.rename(saved.data / "unmounted")
-    assert prune() == []
+    with pytest.raises(StorageAwayError):
+        prune()
     with saved.sessions() as session:
-        statuses = session.scalars(select(Checkpoint.status).order_by(Checkpoint.iteration)).all()
-    assert "removed" not in statuses
+        assert set(session.scalars(select(Checkpoint.status))) == {"good"}
     (saved.data / "unmounted").rename(saved.run_dir)
     assert _on_disk(saved) == [5, 10, 15, 20]
+
+
+def test_a_fault_of_one_look_is_not_the_end_of_pruning(saved: Claimed, monkeypatch: pytest.MonkeyPatch) -> None:
+    pruner = Pruner(saved.sessions, saved.run_id, saved.token, saved.run_dir, rules_of(SPEC))
+    looks: list[int] = []
+
+    def prune() -> list[str]:
+        looks.append(len(looks))
+        if len(looks) == 1:
+            raise MemoryError
+        return []
+
+    monkeypatch.setattr(pruner, "prune", prune)
+    pruner.look()
+    wait_until(lambda: len(looks) == 1)
+    pruner.look()
+    wait_until(lambda: len(looks) == 2)
 
 
 def test_a_row_that_leads_elsewhere_removes_nothing_there(

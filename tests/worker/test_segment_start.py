@@ -91,3 +91,46 @@ def test_damaged_journal_is_told(claimed: Claimed) -> None:
     claimed.claim()
     with pytest.raises(RunDirectoryError, match="not a journal line"):
         claimed.prepare()
+
+
+def test_a_run_whose_folder_is_away_does_not_begin_from_nothing(claimed: Claimed) -> None:
+    claimed.prepare()
+    _metrics(claimed, up_to=5)
+    claimed.save(5)
+    claimed.lose()
+    claimed.claim()
+    claimed.prepare()  # which brings the journal to the database
+    claimed.lose()
+    claimed.claim()
+    aside = claimed.run_dir.rename(claimed.data / "aside")
+    with pytest.raises(RunDirectoryError, match="is the right disk mounted") as refused:
+        claimed.prepare()
+    assert "retry the run" in refused.value.hint
+    assert not claimed.run_dir.exists()
+    with claimed.sessions() as session:
+        assert session.scalars(select(Checkpoint)).one().status == "good"
+
+    claimed.segment().path.mkdir(parents=True)  # somebody made another one in its place
+    with pytest.raises(RunDirectoryError, match="is not the folder that the run trained in"):
+        claimed.prepare()
+    claimed.segment().path.rmdir()
+    claimed.run_dir.rmdir()
+    aside.rename(claimed.run_dir)
+    assert claimed.prepare().start.segment == 1
+
+
+def test_a_start_from_a_folder_that_is_away_is_refused(claimed: Claimed) -> None:
+    """The new segment has no folder yet, and the one that its checkpoint lies in is not there."""
+    claimed.prepare()
+    _metrics(claimed, up_to=8)
+    claimed.save(5)
+    claimed.lose()
+    claimed.claim()
+    made = claimed.prepare()
+    made.folder.path.rename(claimed.data / "new")
+    claimed.segment().path.rename(claimed.data / "old")
+    claimed.lose()
+    claimed.claim()
+    with pytest.raises(RunDirectoryError, match="segment-0001 is not there"):
+        claimed.prepare()
+    assert not made.folder.path.exists()
