@@ -42,6 +42,7 @@ class Run(Base):
 
     id: Mapped[str] = mapped_column(primary_key=True)
     name: Mapped[str]
+    notes: Mapped[str | None]
     spec: Mapped[dict[str, Any]]
     state: Mapped[str] = mapped_column(server_default="queued")
     reason_code: Mapped[str | None]
@@ -69,6 +70,17 @@ class Run(Base):
     lease_worker: Mapped[str | None] = mapped_column(ForeignKey("workers.id"))
     lease_expires_at: Mapped[datetime | None]
     supervisor_pid: Mapped[int | None]
+
+
+class DeletedRun(Base):
+    """A run whose rows are gone and whose folder is not yet; this row goes with the folder's last file."""
+
+    __tablename__ = "deleted_runs"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    name: Mapped[str]
+    deleted_by: Mapped[str | None]
+    deleted_at: Mapped[datetime] = mapped_column(server_default=func.now())
 
 
 class Segment(Base):
@@ -271,6 +283,9 @@ class Worker(Base):
     gpus: Mapped[int]
     version: Mapped[str]
     data_token: Mapped[str]  # also in PPO_DATA_DIR/workers/ID: whoever reads both there shares the folder
+    devices: Mapped[list[Any]] = mapped_column(server_default=text("'[]'::jsonb"))  # of GPU slots: name, memory_gib
+    drain_asked_by: Mapped[str | None]
+    drain_asked_at: Mapped[datetime | None]  # until somebody enables it again, however often it restarts
     started_at: Mapped[datetime] = mapped_column(server_default=func.now())
     heartbeat_at: Mapped[datetime] = mapped_column(server_default=func.now())
 

@@ -1,4 +1,4 @@
-"""Reading runs: lists with keyset cursors, a run as it stands, its events, samples, checkpoints, commands, workers.
+"""Reading runs: lists with keyset cursors, a run as it stands, its events, samples, checkpoints, commands.
 
 Health, what explains it and the reason for waiting are derived here, never stored. Nothing here writes.
 """
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal
 
-from sqlalchemy import and_, func, or_, select, tuple_
+from sqlalchemy import and_, or_, select, tuple_
 from sqlalchemy.orm import Session
 
 from store.models import (
@@ -23,10 +23,9 @@ from store.models import (
     RunEvent,
     Sample,
     Segment,
-    Worker,
-    WorkerSlot,
 )
 from store.states import LIVE
+from store.waiting import waiting_reasons
 
 Health = Literal["ok", "late", "unreachable", "degraded"]
 
@@ -42,14 +41,6 @@ class RunStanding:
     hint: str | None
     waiting_reason: str | None
     latest: Mapping[str, float | None]
-
-
-@dataclass(frozen=True)
-class WorkerStanding:
-    """A worker and how many of its slots are taken."""
-
-    worker: Worker
-    busy_slots: int
 
 
 # Runs
@@ -166,52 +157,13 @@ def _standings(session: Session, runs: Sequence[Run]) -> list[RunStanding]:
         .where(LatestMetric.run_id.in_([run.id for run in runs]))
     ):
         latest[run_id][name] = value
-    waiting = _waiting_reasons(session, [run for run in runs if run.state == "queued"], now)
+    waiting = waiting_reasons(session, [run for run in runs if run.state == "queued"], now)
     standings = []
     for run in runs:
         health = run_health(run, now)
         code, detail, hint = _reason(session, run, health, now)
         standings.append(RunStanding(run, health, code, detail, hint, waiting.get(run.id), latest[run.id]))
     return standings
-
-
-def _waiting_reasons(session: Session, queued: Sequence[Run], now: datetime) -> dict[str, str]:
-    if not queued:
-        return {}
-    workers = [standing for standing in list_workers(session) if standing.worker.state == "active"]
-    most_gpus = max((standing.worker.gpus for standing in workers), default=0)
-    reasons = {}
-    for run in queued:
-        if run.not_before is not None and run.not_before > now:
-            seconds = round((run.not_before - now).total_seconds()) + 1
-            reasons[run.id] = f"Waits {seconds} s more before it is tried again."
-        elif not workers:
-            reasons[run.id] = "No worker is connected."
-        elif run.gpus > most_gpus:
-            reasons[run.id] = f"Needs {run.gpus} GPUs; the largest connected worker has {most_gpus}."
-        elif not run.gpus and not any(standing.worker.cpu_slots for standing in workers):
-            reasons[run.id] = "No connected worker takes CPU runs."
-        else:
-            ahead = _num_ahead(session, run)
-            reasons[run.id] = "Next in the queue." if ahead == 0 else f"{ahead} in the queue before it."
-    return reasons
-
-
-def _num_ahead(session: Session, run: Run) -> int:
-    return (
-        session.scalar(
-            select(func.count())
-            .select_from(Run)
-            .where(
-                Run.state == "queued",
-                or_(
-                    Run.priority > run.priority,
-                    and_(Run.priority == run.priority, tuple_(Run.queued_at, Run.id) < tuple_(run.queued_at, run.id)),
-                ),
-            )
-        )
-        or 0
-    )
 
 
 def active_spec(session: Session, run: Run) -> dict[str, object]:
@@ -283,22 +235,3 @@ def event_positions(session: Session, run_ids: Iterable[str]) -> dict[str, int]:
     """The newest `seq` of each run; runs that do not exist are left out."""
     rows = session.execute(select(Run.id, Run.event_seq).where(Run.id.in_(list(run_ids))))
     return dict(rows.all())
-
-
-# Workers
-
-
-def list_workers(session: Session) -> list[WorkerStanding]:
-    """All workers known, the freshest sign of life first."""
-    busy = (
-        select(WorkerSlot.worker_id, func.count().label("num"))
-        .where(WorkerSlot.run_id.is_not(None))
-        .group_by(WorkerSlot.worker_id)
-        .subquery()
-    )
-    rows = session.execute(
-        select(Worker, func.coalesce(busy.c.num, 0))
-        .outerjoin(busy, busy.c.worker_id == Worker.id)
-        .order_by(Worker.heartbeat_at.desc(), Worker.id)
-    )
-    return [WorkerStanding(worker, num) for worker, num in rows]

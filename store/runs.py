@@ -25,6 +25,7 @@ __all__ = [
     "LeaseLost",
     "RunNotFound",
     "append_event",
+    "change_run",
     "create_run",
     "locked_run",
     "transition",
@@ -120,6 +121,23 @@ def create_run(
 def _announce_state(session: Session, run: Run, payload: Mapping[str, Any]) -> None:
     told = {**payload, "iteration": run.iteration, "num_iterations": run.num_iterations}
     announce(session, "run.state", {"run": {"id": run.id, "name": run.name}, **told})
+
+
+def change_run(session: Session, run: Run, actor: str | None, **values: Any) -> None:
+    """Set `name`, `notes` or `priority` of a locked run, and say so in its history."""
+    before = {name: getattr(run, name) for name in values}
+    statement = update(Run).where(Run.id == run.id).values(version=Run.version + 1, updated_at=func.now(), **values)
+    session.execute(statement.execution_options(synchronize_session=False))
+    words = {
+        "name": f"renamed from {before.get('name')} to {values.get('name')}",
+        "notes": "notes changed",
+        "priority": f"priority changed from {before.get('priority')} to {values.get('priority')}",
+    }
+    message = "; ".join(words[name] for name in sorted(values))
+    append_event(
+        session, run.id, "note", {"level": "info", "message": message}, segment=run.active_segment, actor=actor
+    )
+    session.refresh(run)
 
 
 def transition(

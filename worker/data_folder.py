@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import re
 import secrets
 from pathlib import Path
 
 from ppo_core.rundir import write_atomically
+from store.workers import token_file
 
 
 class DataFolderError(Exception):
     """The data folder cannot be used; the message says which and why."""
-
-
-def token_file(data_dir: Path, worker_id: str) -> Path:
-    """Where a worker leaves its token: who finds the token of the worker's row in it shares the folder."""
-    return data_dir / "workers" / re.sub(r"[^A-Za-z0-9._-]", "_", worker_id)
 
 
 def prove_writable(data_dir: Path, worker_id: str) -> str:

@@ -1,4 +1,4 @@
-"""The reconciler's share in checkpoints: runs at rest are looked through once, deleted checkpoints lose their files.
+"""The reconciler's share in files: runs at rest are looked through once, deleted checkpoints and runs lose theirs.
 
 A look takes a second at most, or one removal: leases do not wait for a disk.
 """
@@ -13,10 +13,13 @@ from collections.abc import Iterator
 from sqlalchemy import select
 from sqlalchemy.orm import Session, sessionmaker
 
+from store.deletion import deleted_runs, folder_is_gone
+from store.events import RunNotFound
 from store.models import Checkpoint, Run
 from store.session import AWAY
 from store.states import LIVE
 from worker.agreement import agree, finish_removals
+from worker.folders import remove_some
 from worker.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
@@ -31,6 +34,7 @@ class Housekeeping:
         self._sessions = sessions
         self._settings = settings
         self._unseen: deque[str] | None = None
+        self._complained: set[str] = set()
 
     def look(self) -> None:
         """Some of what there is to do. A fault with one run does not keep the others waiting."""
@@ -41,6 +45,8 @@ class Housekeeping:
             except AWAY:
                 self._unseen = deque([run_id, *(self._unseen or ())])
                 raise
+            except RunNotFound:
+                continue  # deleted meanwhile
             except Exception:
                 log.exception("checkpoints of run %s", run_id)
             if time.monotonic() >= until:
@@ -52,6 +58,26 @@ class Housekeeping:
             finish_removals(self._sessions, run_id, self._settings.run_dir(run_id))
             if time.monotonic() >= until:
                 return
+        self._remove_deleted(until)
+
+    def _remove_deleted(self, until: float) -> None:
+        """Remove folders of deleted runs. One that cannot be removed stays listed and does not keep the others."""
+        with self._sessions() as session:
+            deleted = deleted_runs(session)
+        for run_id in deleted:
+            folder = self._settings.run_dir(run_id)
+            try:
+                gone = remove_some(folder, until)
+            except OSError as error:
+                if run_id not in self._complained:
+                    log.error("the folder of deleted run %s cannot be removed: %s", run_id, error)
+                self._complained.add(run_id)
+                continue
+            if not gone:
+                return
+            with self._sessions.begin() as session:
+                folder_is_gone(session, run_id)
+            log.info("the folder of deleted run %s is removed", run_id)
 
     def _due(self) -> Iterator[str]:
         """The runs at rest that were not looked through since this process started."""

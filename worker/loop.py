@@ -22,6 +22,7 @@ from store import workers
 from store.queue import Claim, claim
 from store.session import AWAY, make_engine, session_factory
 from worker.data_folder import DataFolderError, is_there, prove_writable
+from worker.devices import describe_gpus
 from worker.processes import carries, marks
 from worker.settings import WorkerSettings, read_settings
 
@@ -51,6 +52,7 @@ class Looker:
         self._supervisors: list[subprocess.Popen[bytes]] = []
         self._inherited: list[tuple[str, int, int]] = []
         self._data_folder_seen = True
+        self._told: set[tuple[str, int]] = set()
 
     def hint(self) -> None:
         """The queue may have work: look now."""
@@ -69,6 +71,7 @@ class Looker:
         """
         settings = self.settings
         token = prove_writable(settings.data_dir, settings.worker_id)
+        devices = describe_gpus(settings.gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
 
         def announce() -> None:
             with self.sessions.begin() as session:
@@ -81,6 +84,7 @@ class Looker:
                     gpus=settings.gpus,
                     version=code_version(),
                     data_token=token,
+                    devices=devices,
                 )
 
         while not self._stopping.is_set():
@@ -98,10 +102,16 @@ class Looker:
         self._drain()
 
     def look(self) -> int:
-        """Say that the worker is alive and start what fits; returns how many runs were started."""
+        """Say that the worker is alive and start what fits; returns how many runs were started.
+
+        While somebody wants it drained it starts nothing, and has its supervisors put their runs back.
+        """
         self._reap()
         with self.sessions.begin() as session:
-            workers.heartbeat(session, self.settings.worker_id)
+            state = workers.heartbeat(session, self.settings.worker_id)
+        if state == "draining":
+            self._put_runs_back()
+            return 0
         if not self._sees_data_folder():
             return 0
         started = 0
@@ -138,6 +148,20 @@ class Looker:
                 env={**os.environ, **marks(claimed.run_id, claimed.token)},
             )
         self._supervisors.append(process)
+
+    def _put_runs_back(self) -> None:
+        """Tell every supervisor once, whichever process of this worker started it.
+
+        One that has not said its process id may not listen yet; it is told at a later look.
+        """
+        with self.sessions() as session:
+            running = workers.supervised_runs(session, self.settings.worker_id)
+        for run, token, pid in running:
+            if (run, token) not in self._told and carries(pid, run, token):
+                log.info("draining: run %s goes back into the queue", run)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGTERM)
+                self._told.add((run, token))
 
     def _reap(self) -> None:
         self._supervisors = [process for process in self._supervisors if process.poll() is None]

@@ -55,6 +55,10 @@ class SegmentDir:
         return self.path / "skipped"
 
     @property
+    def number(self) -> int:
+        return int(self.path.name.removeprefix("segment-"))
+
+    @property
     def logs(self) -> Path:
         return self.path / "logs"
 

@@ -1,0 +1,100 @@
+"""Why queued runs wait: derived from the queue, the workers and who holds their slots, for many runs at once.
+
+It says what the claim of `store.queue` would find, in the order in which things have to change: the run itself, the
+workers, the queue, the slots. Nothing here writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from store.fleet import WorkerStanding, list_workers
+from store.models import Run
+
+MOST_NAMED = 3
+
+
+def waiting_reasons(session: Session, queued: Sequence[Run], now: datetime) -> dict[str, str]:
+    """A sentence for each of these queued runs, by id. Three queries, however many runs there are."""
+    if not queued:
+        return {}
+    workers = list_workers(session)
+    ahead = _num_ahead(session)
+    reasons = {}
+    for run in queued:
+        num_ahead = ahead.get(run.id, 0)
+        reasons[run.id] = _not_before(run, now) or _no_place(run, workers) or _its_turn(run, workers, num_ahead)
+    return reasons
+
+
+def _num_ahead(session: Session) -> dict[str, int]:
+    """How many runs a worker with room would take before each: those of its kind, GPU or CPU, in the queue's order."""
+    place = func.row_number().over(partition_by=Run.gpus > 0, order_by=(Run.priority.desc(), Run.queued_at, Run.id))
+    due = (Run.not_before.is_(None)) | (Run.not_before <= func.now())
+    rows = session.execute(select(Run.id, place).where(Run.state == "queued", due))
+    return {run_id: number - 1 for run_id, number in rows}
+
+
+def _not_before(run: Run, now: datetime) -> str | None:
+    if run.not_before is None or run.not_before <= now:
+        return None
+    return f"Waits {round((run.not_before - now).total_seconds()) + 1} s more before it is tried again."
+
+
+def _no_place(run: Run, workers: Sequence[WorkerStanding]) -> str | None:
+    """Why no worker would take it, were it the only run there is."""
+    active = [standing for standing in workers if standing.worker.state == "active"]
+    draining = [standing for standing in workers if standing.worker.state == "draining"]
+    if not active and not draining:
+        return "No worker is connected."
+    if not active:
+        names = _names(standing.worker.id for standing in draining)
+        return f"Every connected worker is draining: {names}." if len(draining) > 1 else f"Worker {names} is draining."
+    if any(_capacity(standing, run) for standing in active):
+        return None
+    if could := [standing.worker.id for standing in draining if _capacity(standing, run)]:
+        what, such = ("a CPU slot", "one") if run.gpus == 0 else (_gpus(run.gpus), "them")
+        return f"Needs {what}; workers that have {such} are draining: {_names(could)}."
+    if not run.gpus:
+        return "No connected worker takes CPU runs."
+    most = max(standing.worker.gpus for standing in active)
+    return f"Needs {_gpus(run.gpus)}; the largest connected worker has {most}."
+
+
+def _its_turn(run: Run, workers: Sequence[WorkerStanding], num_ahead: int) -> str:
+    able = [standing for standing in workers if standing.worker.state == "active" and _capacity(standing, run)]
+    kind, needed = ("gpu", run.gpus) if run.gpus else ("cpu", 1)
+    queue = "Next in the queue" if num_ahead == 0 else f"{num_ahead} in the queue before it"
+    if any(standing.free(kind) >= needed for standing in able):
+        return f"{queue}; a worker has room and takes it within seconds." if num_ahead == 0 else f"{queue}."
+    holders = _names(
+        dict.fromkeys(
+            slot.run_name or "a run that is gone"
+            for standing in able
+            for slot in standing.slots
+            if slot.kind == kind and slot.run_id is not None
+        )
+    )
+    if kind == "cpu":
+        return f"{queue}; CPU slots are held by {holders}."
+    most = max(standing.free(kind) for standing in able)
+    return f"{queue}; needs {_gpus(needed)} on one worker, free are {most}; others are held by {holders}."
+
+
+def _capacity(standing: WorkerStanding, run: Run) -> bool:
+    return standing.worker.gpus >= run.gpus if run.gpus else standing.worker.cpu_slots > 0
+
+
+def _gpus(number: int) -> str:
+    return "1 GPU" if number == 1 else f"{number} GPUs"
+
+
+def _names(names: Iterable[str]) -> str:
+    """The first few, and how many more."""
+    found = list(names)
+    shown = ", ".join(found[:MOST_NAMED])
+    return shown if len(found) <= MOST_NAMED else f"{shown} and {len(found) - MOST_NAMED} more"
