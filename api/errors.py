@@ -20,9 +20,11 @@ from starlette.responses import JSONResponse, Response
 
 from api.schemas import FaultMessage, Problem
 from ppo_core.spec import SpecFaults
+from store.deletion import RunNotDeletable
 from store.idempotency import KeyReused
 from store.runs import CommandRefused, IllegalMove, RunNotFound
 from store.storable import storable_json
+from store.workers import WorkerLeaving, WorkerNotFound
 
 logger = logging.getLogger(__name__)
 
@@ -93,6 +95,12 @@ def as_problem(error: Exception) -> ProblemError | None:
             return ProblemError(409, "illegal_move", detail, allowed=sorted(error.allowed))
         case RunNotFound():
             return not_found("run", error.run_id)
+        case WorkerNotFound():
+            return not_found("worker", error.worker_id)
+        case RunNotDeletable():
+            return ProblemError(409, error.code, str(error))
+        case WorkerLeaving():
+            return ProblemError(409, "worker_leaving", str(error))
         case KeyReused():
             return ProblemError(
                 422, "idempotency_key_reused", "This Idempotency-Key was used before with another body; take a new one."
@@ -125,6 +133,9 @@ def install(app: FastAPI) -> None:
         RequestValidationError,
         IllegalMove,
         RunNotFound,
+        RunNotDeletable,
+        WorkerNotFound,
+        WorkerLeaving,
         KeyReused,
         DBAPIError,
         PoolTimeout,

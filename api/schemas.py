@@ -90,6 +90,7 @@ class Run(Message):
 
     id: str
     name: str
+    notes: str | None = Field(description="What people wrote about it.")
     state: State
     health: Health = Field(
         description="unreachable: no sign of its worker; late: no progress in time; degraded: restarted after a loss."
@@ -122,6 +123,25 @@ class RunDetail(Run):
     spec: dict[str, Any]
     spec_yaml: str
     open_commands: list[Command]
+
+
+class RunChange(Body):
+    """What a person may change of a run; a field that is left out stays as it is. Its spec stays what was submitted."""
+
+    name: str | None = Field(None, min_length=1, max_length=128, pattern=r"^[^\x00-\x1f\x7f]+$")
+    notes: str | None = Field(None, max_length=10_000, description="Text for people; null takes it away.")
+    priority: int | None = Field(
+        None, ge=-100, le=100, description="Higher is claimed first. A roll back takes the spec's."
+    )
+
+    @model_validator(mode="after")
+    def _something(self) -> RunChange:
+        if not self.model_fields_set:
+            raise ValueError("give `name`, `notes`, `priority` or several of them")
+        for field in ("name", "priority"):
+            if field in self.model_fields_set and getattr(self, field) is None:
+                raise ValueError(f"`{field}` cannot be null; leave it out to keep it as it is")
+        return self
 
 
 class SpecBody(Body):
@@ -263,15 +283,6 @@ class EventPage(Message):
     cursor: int
 
 
-class LogText(Message):
-    """A piece of a log by byte position. Bytes that are no UTF-8 appear as U+FFFD."""
-
-    text: str
-    offset: int
-    next_offset: int
-    size: int
-
-
 class Preset(Message):
     """A spec to begin with."""
 
@@ -279,19 +290,6 @@ class Preset(Message):
     title: str
     description: str
     spec_yaml: str
-
-
-class Worker(Message):
-    """A machine's worker."""
-
-    id: str
-    host: str
-    state: Literal["active", "draining", "gone"]
-    cpu_slots: int
-    gpus: int
-    busy_slots: int
-    heartbeat_at: Time
-    version: str
 
 
 class LoginBody(Body):

@@ -42,6 +42,9 @@ from ppo.wire import (
     GcPreview,
     LatestMetrics,
     Lineage,
+    LogFile,
+    LogMatch,
+    LogMatches,
     LogText,
     Me,
     MetricQuery,
@@ -117,6 +120,21 @@ class Client:
     def run(self, run_id: str) -> RunDetail:
         """A run as it stands, with its full spec."""
         return cast(RunDetail, self._connection.get(f"/v1/runs/{_part(run_id)}"))
+
+    def change(self, run_id: str, **fields: Any) -> RunDetail:
+        """Set a run's `name`, `notes` or `priority`; what is not given stays."""
+        path = f"/v1/runs/{_part(run_id)}"
+        seen = {"If-Match": f'"{self.run(run_id)["version"]}"'}
+        return cast(RunDetail, self._connection.once("PATCH", path, json=fields, headers=seen))
+
+    def delete_run(self, run_id: str, *, version: int | None = None) -> None:
+        """Delete a run with all that it left, for good. With `version` only as it was when it was looked at.
+
+        Raises:
+            RequestError: 409, it has not ended, or other runs started from its checkpoints; the message names them.
+        """
+        seen = self.run(run_id)["version"] if version is None else version
+        self._connection.once("DELETE", f"/v1/runs/{_part(run_id)}", headers={"If-Match": f'"{seen}"'})
 
     def stop(self, run_id: str) -> Command:
         """Ask a run to stop with a checkpoint.
@@ -317,11 +335,42 @@ class Client:
         return cast(Checkpoint, self._connection.once("PATCH", path, json=fields, headers=seen))
 
     def logs(
-        self, run_id: str, *, attempt: int | None = None, rank: int = 0, offset: int = 0, limit: int = 65536
+        self,
+        run_id: str,
+        *,
+        source: Literal["trainer", "supervisor"] = "trainer",
+        attempt: int | None = None,
+        rank: int = 0,
+        offset: int = 0,
+        limit: int = 65536,
     ) -> LogText:
         """A piece of a log by byte position; a negative offset counts from the end."""
-        params = {"attempt": attempt, "rank": rank, "offset": offset, "limit": limit}
-        return cast(LogText, self._connection.get(f"/v1/runs/{_part(run_id)}/logs", params))
+        params = {"source": source, "attempt": attempt, "rank": rank, "offset": offset, "limit": limit}
+        return cast(LogText, self._connection.get(_run(run_id, "logs"), params))
+
+    def log_files(self, run_id: str) -> list[LogFile]:
+        """Every log that a run has: the newest attempt first, its ranks in order, the supervisors' last."""
+        return cast(list[LogFile], self._connection.get(_run(run_id, "logs/files"))["items"])
+
+    def search_logs(
+        self,
+        run_id: str,
+        text: str,
+        *,
+        source: Literal["trainer", "supervisor"] = "trainer",
+        attempt: int | None = None,
+        rank: int = 0,
+    ) -> Iterator[LogMatch]:
+        """Lines of a log that hold a text, upper or lower case, in their order; large logs are read part by part."""
+        params = {"search": text, "source": source, "attempt": attempt, "rank": rank}
+        offset = 0
+        while True:
+            path = _run(run_id, "logs/search")
+            found = cast(LogMatches, self._connection.get(path, {**params, "offset": offset}))
+            yield from found["items"]
+            offset = found["next_offset"]
+            if offset >= found["size"]:
+                return
 
     # What happens
 
@@ -391,8 +440,16 @@ class Client:
     # The platform
 
     def workers(self) -> list[Worker]:
-        """All workers known."""
+        """All workers known, the freshest sign of life first."""
         return cast(list[Worker], self._connection.get("/v1/workers")["items"])
+
+    def drain(self, worker_id: str) -> Worker:
+        """Have a worker take no more runs and put those it has back into the queue, until it is enabled."""
+        return cast(Worker, self._connection.once("POST", f"/v1/workers/{_part(worker_id)}/drain"))
+
+    def enable(self, worker_id: str) -> Worker:
+        """Let a drained worker take runs again."""
+        return cast(Worker, self._connection.once("POST", f"/v1/workers/{_part(worker_id)}/enable"))
 
     def presets(self) -> list[Preset]:
         """Specs to begin with."""

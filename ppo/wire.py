@@ -35,6 +35,7 @@ class Command(TypedDict):
 class Run(TypedDict):
     id: str
     name: str
+    notes: str | None
     state: State
     health: Literal["ok", "late", "unreachable", "degraded"]
     phase: str | None
@@ -265,11 +266,43 @@ class LogText(TypedDict):
     size: int
 
 
+class LogFile(TypedDict):
+    source: Literal["trainer", "supervisor"]
+    attempt: int | None
+    rank: int | None
+    segment: int | None
+    size: int
+    modified_at: str
+
+
+class LogMatch(TypedDict):
+    offset: int
+    line_offset: int
+    line: str
+
+
+class LogMatches(TypedDict):
+    items: list[LogMatch]
+    offset: int
+    next_offset: int
+    size: int
+
+
 class Preset(TypedDict):
     name: str
     title: str
     description: str
     spec_yaml: str
+
+
+class Slot(TypedDict):
+    kind: Literal["gpu", "cpu"]
+    index: int
+    device: str | None
+    memory_gib: float | None
+    run_id: str | None
+    run_name: str | None
+    run_state: State | None
 
 
 class Worker(TypedDict):
@@ -279,7 +312,13 @@ class Worker(TypedDict):
     cpu_slots: int
     gpus: int
     busy_slots: int
+    slots: list[Slot]
+    started_at: str
     heartbeat_at: str
+    silent_s: float
+    drain_asked_by: str | None
+    drain_asked_at: str | None
+    data_shared: bool
     version: str
 
 

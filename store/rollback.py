@@ -175,7 +175,6 @@ def go_back(session: Session, run_id: str, asked: OpenRollback, note: str | None
         return None
     number = 1 + (session.scalar(select(func.max(Segment.number)).where(Segment.run_id == run_id)) or 0)
     before, spec = run.active_segment, command.payload["spec"]
-    resources, asked_for = spec.get("resources") or {}, command.payload.get("set") or {}
     session.add(
         Segment(
             run_id=run_id,
@@ -196,9 +195,8 @@ def go_back(session: Session, run_id: str, asked: OpenRollback, note: str | None
         .values(
             spec=spec,
             num_iterations=spec.get("iterations", run.num_iterations),
-            # What a person changed since the run was submitted stays, unless the roll back sets it.
-            priority=resources.get("priority", run.priority) if "resources.priority" in asked_for else run.priority,
-            gpus=resources.get("gpus", run.gpus),
+            priority=(spec.get("resources") or {}).get("priority", run.priority),
+            gpus=(spec.get("resources") or {}).get("gpus", run.gpus),
             active_segment=number,
             iteration=target.iteration,
             not_before=None,

@@ -62,6 +62,8 @@ class Housekeeping:
 
     def _remove_deleted(self, until: float) -> None:
         """Remove folders of deleted runs. One that cannot be removed stays listed and does not keep the others."""
+        if not (self._settings.data_dir / "runs").is_dir():
+            return  # The disk is away, and with it what is to be removed.
         with self._sessions() as session:
             deleted = deleted_runs(session)
         for run_id in deleted:

@@ -1,21 +1,31 @@
-"""What a run's processes printed, by byte position."""
+"""What a run's processes printed: which logs there are, pieces by byte position, search, download."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Response
+from fastapi.responses import StreamingResponse
 
 from api.auth import least
 from api.deps import Database, Settings
-from api.errors import not_found
-from api.logs import find_log, read_log
-from api.schemas import LogText
+from api.errors import ProblemError, not_found
+from api.log_schemas import LogFile, LogMatches, LogText
+from api.logs import PIECE_BYTES, Source, find_log, list_logs, log_chunks, read_log, search_log
+from api.schemas import Page
 from store import run_read
+from store.models import Run
 
 router = APIRouter(prefix="/v1/runs/{run_id}/logs", tags=["logs"])
 
-MAX_BYTES = 256 * 1024
+LONGEST_SEARCH = 200
+
+FromWhom = Annotated[
+    Source, Query(description="supervisor: who looked after the trainer; attempt and rank say nothing.")
+]
+Attempt = Annotated[int | None, Query(ge=0, le=10**6, description="Which attempt; the newest by default.")]
+Rank = Annotated[int, Query(ge=0, le=10**6)]
 
 
 @router.get("", openapi_extra=least("viewer"))
@@ -23,17 +33,81 @@ def read_run_log(
     run_id: str,
     database: Database,
     settings: Settings,
-    attempt: Annotated[int | None, Query(ge=0, le=10**6, description="Which attempt; the newest by default.")] = None,
-    rank: Annotated[int, Query(ge=0, le=10**6)] = 0,
+    source: FromWhom = "trainer",
+    attempt: Attempt = None,
+    rank: Rank = 0,
     offset: Annotated[
         int, Query(ge=-(2**63), le=2**63 - 1, description="Byte to begin at; negative: from the end.")
     ] = 0,
-    limit: Annotated[int, Query(ge=1, le=MAX_BYTES, description="Most bytes.")] = 64 * 1024,
+    limit: Annotated[int, Query(ge=1, le=PIECE_BYTES, description="Most bytes.")] = 64 * 1024,
 ) -> LogText:
     """A piece of a log. Beyond the end the text is empty; go on from `next_offset`."""
+    run = _run(database, run_id)
+    return LogText.model_validate(read_log(_path(settings.data_dir, run, source, attempt, rank), offset, limit))
+
+
+@router.get("/files", openapi_extra=least("viewer"))
+def list_run_logs(run_id: str, database: Database, settings: Settings) -> Page[LogFile]:
+    """Every log that the run has: the newest attempt first, its ranks in order, the supervisors' last."""
+    run = _run(database, run_id)
+    found = list_logs(settings.data_dir / "runs" / run.id)
+    return Page[LogFile](items=[LogFile.model_validate(log) for log in found])
+
+
+@router.get("/search", openapi_extra=least("viewer"))
+def search_run_log(
+    run_id: str,
+    database: Database,
+    settings: Settings,
+    search: Annotated[
+        str, Query(min_length=1, max_length=LONGEST_SEARCH, description="Plain text, upper or lower case.")
+    ],
+    source: FromWhom = "trainer",
+    attempt: Attempt = None,
+    rank: Rank = 0,
+    offset: Annotated[int, Query(ge=0, le=2**63 - 1, description="Byte to begin at.")] = 0,
+    limit: Annotated[int, Query(ge=1, le=200, description="Most matches.")] = 100,
+) -> LogMatches:
+    """Lines of a log that hold a text. One request reads a few MB at most: go on from `next_offset` up to `size`."""
+    run = _run(database, run_id)
+    return LogMatches.model_validate(
+        search_log(_path(settings.data_dir, run, source, attempt, rank), search, offset, limit)
+    )
+
+
+@router.get(
+    "/download",
+    openapi_extra=least("viewer"),
+    response_class=Response,
+    responses={200: {"description": "The log as it is now.", "content": {"text/plain": {}}}},
+)
+def download_run_log(
+    run_id: str,
+    database: Database,
+    settings: Settings,
+    source: FromWhom = "trainer",
+    attempt: Attempt = None,
+    rank: Rank = 0,
+) -> Response:
+    """A whole log, byte for byte, as an attachment."""
+    run = _run(database, run_id)
+    number = run.attempt if attempt is None else attempt
+    path = _path(settings.data_dir, run, source, number, rank)
+    if path is None:
+        what = "supervisor log" if source == "supervisor" else f"log of attempt {number}, rank {rank}"
+        raise ProblemError(404, "not_found", f"{run.name} has no {what}; see /v1/runs/{run.id}/logs/files.")
+    size = path.stat().st_size
+    name = f"{run.id}-supervisor" if source == "supervisor" else f"{run.id}-attempt-{number}-rank-{rank}"
+    headers = {"Content-Length": str(size), "Content-Disposition": f'attachment; filename="{name}.log"'}
+    return StreamingResponse(log_chunks(path, size), headers=headers, media_type="text/plain; charset=utf-8")
+
+
+def _run(database: Database, run_id: str) -> Run:
     run = run_read.find_run(database, run_id)
     if run is None:
         raise not_found("run", run_id)
-    path = find_log(settings.data_dir / "runs" / run.id, run.attempt if attempt is None else attempt, rank)
-    piece = read_log(path, offset, limit)
-    return LogText.model_validate(piece)
+    return run
+
+
+def _path(data_dir: Path, run: Run, source: Source, attempt: int | None, rank: int) -> Path | None:
+    return find_log(data_dir / "runs" / run.id, source, run.attempt if attempt is None else attempt, rank)

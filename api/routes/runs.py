@@ -1,4 +1,4 @@
-"""Runs: submit, list, read, stop, and what became of a command."""
+"""Runs: submit, list, read, change, delete, stop, and what became of a command."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from api import cursors
 from api.auth import least
 from api.deps import Database, Hint, Settings, Who
 from api.errors import ProblemError, not_found
-from api.preconditions import run_etag
-from api.schemas import Command, DryRun, Page, Run, RunDetail, SpecBody
+from api.preconditions import IfMatch, check_if_match, run_etag
+from api.schemas import Command, DryRun, Page, Run, RunChange, RunDetail, SpecBody
 from api.specs import accept_spec, spec_fields, spec_yaml
 from ppo_core.estimate import estimate
 from store import audit, idempotency, run_read
 from store.commands import request_command
+from store.deletion import delete_run
 from store.ids import new_id
 from store.run_read import RunStanding
-from store.runs import create_run
+from store.runs import change_run, create_run, locked_run
 from store.states import State
 
 router = APIRouter(prefix="/v1/runs", tags=["runs"])
@@ -114,19 +115,39 @@ def list_runs(
 @router.get("/{run_id}", openapi_extra=least("viewer"))
 def read_run(run_id: str, database: Database, response: Response) -> RunDetail:
     """A run as it stands, with its full effective spec. Its ETag changes with its state, segment and roll backs."""
-    standing = run_read.run_standing(database, run_id)
-    if standing is None:
-        raise not_found("run", run_id)
-    spec = run_read.active_spec(database, standing.run)
-    commands = run_read.open_commands(database, run_id)
+    message = _detail(database, run_id)
     # Iterations and metrics leave the version alone, or nobody could ever roll back a run that trains.
-    response.headers["ETag"] = run_etag(standing.run.version)
-    return RunDetail(
-        **_fields(standing),
-        spec=spec,
-        spec_yaml=spec_yaml(spec),
-        open_commands=[Command.model_validate(command) for command in commands],
-    )
+    response.headers["ETag"] = run_etag(message.version)
+    return message
+
+
+@router.patch("/{run_id}", openapi_extra=least("operator"))
+def change_run_labels(
+    run_id: str, body: RunChange, database: Database, who: Who, response: Response, if_match: IfMatch = None
+) -> RunDetail:
+    """Rename a run, write notes on it, or change its place in the queue. Needs If-Match with the run's ETag."""
+    run = locked_run(database, run_id)
+    check_if_match(if_match, run_etag(run.version))
+    asked = {name: getattr(body, name) for name in body.model_fields_set}
+    changes = {name: value for name, value in asked.items() if getattr(run, name) != value}
+    if changes:
+        change_run(database, run, who.name, **changes)
+        audit.record(database, who.name, "run.change", run_id, **changes)
+    message = _detail(database, run_id)
+    database.commit()
+    response.headers["ETag"] = run_etag(message.version)
+    return message
+
+
+@router.delete("/{run_id}", status_code=204, openapi_extra=least("operator"))
+def delete_whole_run(run_id: str, database: Database, who: Who, if_match: IfMatch = None) -> Response:
+    """Delete a run at its end with its metrics, samples, checkpoints and files, for good; its folder goes within a
+    minute. 409 while it has not ended, or when other runs started from its checkpoints: the answer names them."""
+    check_if_match(if_match, run_etag(locked_run(database, run_id).version))
+    run = delete_run(database, run_id, who.name)
+    audit.record(database, who.name, "run.delete", run_id, name=run.name, state=run.state)
+    database.commit()
+    return Response(status_code=204)
 
 
 @router.post("/{run_id}/stop", status_code=202, openapi_extra=least("operator"))
@@ -167,6 +188,20 @@ def _dry_run(body: SpecBody, settings: Settings) -> DryRun:
         warnings=list(found.warnings),
         estimate=found.as_dict(),
         meaning=list(found.news),
+    )
+
+
+def _detail(database: Database, run_id: str) -> RunDetail:
+    standing = run_read.run_standing(database, run_id)
+    if standing is None:
+        raise not_found("run", run_id)
+    spec = run_read.active_spec(database, standing.run)
+    commands = run_read.open_commands(database, run_id)
+    return RunDetail(
+        **_fields(standing),
+        spec=spec,
+        spec_yaml=spec_yaml(spec),
+        open_commands=[Command.model_validate(command) for command in commands],
     )
 
 

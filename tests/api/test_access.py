@@ -25,6 +25,8 @@ TABLE = {
     ("POST", "/v1/runs"): OPERATOR,
     ("GET", "/v1/runs"): VIEWER,
     ("GET", "/v1/runs/{run_id}"): VIEWER,
+    ("PATCH", "/v1/runs/{run_id}"): OPERATOR,
+    ("DELETE", "/v1/runs/{run_id}"): OPERATOR,
     ("POST", "/v1/runs/{run_id}/stop"): OPERATOR,
     ("POST", "/v1/runs/{run_id}/pause"): OPERATOR,
     ("POST", "/v1/runs/{run_id}/checkpoint"): OPERATOR,
@@ -47,6 +49,9 @@ TABLE = {
     ("GET", "/v1/runs/{run_id}/checkpoints/{checkpoint_id}/download"): VIEWER,
     ("GET", "/v1/runs/{run_id}/events"): VIEWER,
     ("GET", "/v1/runs/{run_id}/logs"): VIEWER,
+    ("GET", "/v1/runs/{run_id}/logs/files"): VIEWER,
+    ("GET", "/v1/runs/{run_id}/logs/search"): VIEWER,
+    ("GET", "/v1/runs/{run_id}/logs/download"): VIEWER,
     ("GET", "/v1/samples/{sample_id}/tokens"): VIEWER,
     ("GET", "/v1/metrics/query"): VIEWER,
     ("GET", "/v1/metrics/registry"): VIEWER,
@@ -54,6 +59,8 @@ TABLE = {
     ("GET", "/v1/spec/schema"): VIEWER,
     ("GET", "/v1/spec/presets"): VIEWER,
     ("GET", "/v1/workers"): VIEWER,
+    ("POST", "/v1/workers/{worker_id}/drain"): OPERATOR,
+    ("POST", "/v1/workers/{worker_id}/enable"): OPERATOR,
     ("POST", "/v1/auth/login"): OPEN,
     ("POST", "/v1/auth/logout"): VIEWER,
     ("GET", "/v1/me"): VIEWER,
@@ -85,6 +92,7 @@ def address(path: str) -> str:
         "{sample_id}": "0",
         "{checkpoint_id}": "k-none",
         "{key_id}": "a-none",
+        "{worker_id}": "w-none",
     }
     for name, value in values.items():
         path = path.replace(name, value)

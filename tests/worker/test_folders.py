@@ -52,7 +52,7 @@ def test_links_are_removed_and_what_they_name_stays(folder: Path, tmp_path: Path
 def test_the_folder_of_a_deleted_run_goes_and_its_row_after_it(
     claimed: Claimed, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A look that is cut short, as by a crash, leaves the run listed; the next one ends it."""
+    """A disk that is away, or a look that is cut short as by a crash, leaves the run listed; the next one ends it."""
     claimed.prepare()
     claimed.save(10)
     with claimed.sessions.begin() as session:
@@ -61,6 +61,9 @@ def test_the_folder_of_a_deleted_run_goes_and_its_row_after_it(
     other = claimed.data / "runs" / "r-other"
     other.mkdir()
     keeping = Housekeeping(claimed.sessions, WorkerSettings(database_url=database_url, data_dir=claimed.data))
+    away = (claimed.data / "runs").rename(claimed.data / "not mounted")
+    keeping.look()
+    away.rename(claimed.data / "runs")
     with monkeypatch.context() as patch:
         patch.setattr(housekeeping, "LOOK_S", 0.0)
         keeping.look()

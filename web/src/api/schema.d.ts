@@ -42,10 +42,19 @@ export interface paths {
         get: operations["read_run"];
         put?: never;
         post?: never;
-        delete?: never;
+        /**
+         * Delete Whole Run
+         * @description Delete a run at its end with its metrics, samples, checkpoints and files, for good; its folder goes within a
+         *     minute. 409 while it has not ended, or when other runs started from its checkpoints: the answer names them.
+         */
+        delete: operations["delete_whole_run"];
         options?: never;
         head?: never;
-        patch?: never;
+        /**
+         * Change Run Labels
+         * @description Rename a run, write notes on it, or change its place in the queue. Needs If-Match with the run's ETag.
+         */
+        patch: operations["change_run_labels"];
         trace?: never;
     };
     "/v1/runs/{run_id}/stop": {
@@ -541,6 +550,66 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/runs/{run_id}/logs/files": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * List Run Logs
+         * @description Every log that the run has: the newest attempt first, its ranks in order, the supervisors' last.
+         */
+        get: operations["list_run_logs"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/runs/{run_id}/logs/search": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Search Run Log
+         * @description Lines of a log that hold a text. One request reads a few MB at most: go on from `next_offset` up to `size`.
+         */
+        get: operations["search_run_log"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/runs/{run_id}/logs/download": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Download Run Log
+         * @description A whole log, byte for byte, as an attachment.
+         */
+        get: operations["download_run_log"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/spec/schema": {
         parameters: {
             query?: never;
@@ -590,11 +659,53 @@ export interface paths {
         };
         /**
          * List Workers
-         * @description All workers known, the freshest sign of life first.
+         * @description All workers known, the freshest sign of life first, each with its slots and the runs that hold them.
          */
         get: operations["list_workers"];
         put?: never;
         post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/workers/{worker_id}/drain": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Drain Worker
+         * @description Have it take no more runs and put those it has, saved, back into the queue, until it is enabled again.
+         *
+         *     Asking again changes nothing; a worker that is gone will be drained when it comes back.
+         */
+        post: operations["drain_worker"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/workers/{worker_id}/enable": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Enable Worker
+         * @description Let a drained worker take runs again; 409 for one that is shutting down. Asking again changes nothing.
+         */
+        post: operations["enable_worker"];
         delete?: never;
         options?: never;
         head?: never;
@@ -1243,6 +1354,62 @@ export interface components {
             reason: string | null;
         };
         /**
+         * LogFile
+         * @description A log that a run has: one of each rank of each attempt, and one of its supervisors.
+         */
+        LogFile: {
+            /**
+             * Source
+             * @enum {string}
+             */
+            source: "trainer" | "supervisor";
+            /**
+             * Attempt
+             * @description Null for the supervisors' log, which all attempts share.
+             */
+            attempt: number | null;
+            /** Rank */
+            rank: number | null;
+            /** Segment */
+            segment: number | null;
+            /** Size */
+            size: number;
+            /** Modified At */
+            modified_at: string;
+        };
+        /**
+         * LogMatch
+         * @description A line that holds what was searched; a line of more than a thousand characters is cut around it.
+         */
+        LogMatch: {
+            /**
+             * Offset
+             * @description Byte position of the match.
+             */
+            offset: number;
+            /**
+             * Line Offset
+             * @description Byte position of the first byte of `line`.
+             */
+            line_offset: number;
+            /** Line */
+            line: string;
+        };
+        /**
+         * LogMatches
+         * @description Matches from `offset` to before `next_offset`, which is where to go on while it is below `size`.
+         */
+        LogMatches: {
+            /** Items */
+            items: components["schemas"]["LogMatch"][];
+            /** Offset */
+            offset: number;
+            /** Next Offset */
+            next_offset: number;
+            /** Size */
+            size: number;
+        };
+        /**
          * LogText
          * @description A piece of a log by byte position. Bytes that are no UTF-8 appear as U+FFFD.
          */
@@ -1392,6 +1559,13 @@ export interface components {
             /** Next */
             next: string | null;
         };
+        /** Page[LogFile] */
+        Page_LogFile_: {
+            /** Items */
+            items: components["schemas"]["LogFile"][];
+            /** Next */
+            next: string | null;
+        };
         /** Page[Preset] */
         Page_Preset_: {
             /** Items */
@@ -1532,6 +1706,11 @@ export interface components {
             /** Name */
             name: string;
             /**
+             * Notes
+             * @description What people wrote about it.
+             */
+            notes: string | null;
+            /**
              * State
              * @enum {string}
              */
@@ -1604,6 +1783,24 @@ export interface components {
             };
         };
         /**
+         * RunChange
+         * @description What a person may change of a run; a field that is left out stays as it is. Its spec stays what was submitted.
+         */
+        RunChange: {
+            /** Name */
+            name?: string | null;
+            /**
+             * Notes
+             * @description Text for people; null takes it away.
+             */
+            notes?: string | null;
+            /**
+             * Priority
+             * @description Higher is claimed first. A roll back takes the spec's.
+             */
+            priority?: number | null;
+        };
+        /**
          * RunDetail
          * @description A run with its full effective spec.
          */
@@ -1612,6 +1809,11 @@ export interface components {
             id: string;
             /** Name */
             name: string;
+            /**
+             * Notes
+             * @description What people wrote about it.
+             */
+            notes: string | null;
             /**
              * State
              * @enum {string}
@@ -1889,6 +2091,38 @@ export interface components {
             after: unknown;
         };
         /**
+         * Slot
+         * @description A place for a run: one GPU, or one of the worker's CPU slots.
+         */
+        Slot: {
+            /**
+             * Kind
+             * @enum {string}
+             */
+            kind: "gpu" | "cpu";
+            /** Index */
+            index: number;
+            /**
+             * Device
+             * @description The GPU's name, where the worker could find it out.
+             */
+            device: string | null;
+            /**
+             * Memory Gib
+             * @description The GPU's memory.
+             */
+            memory_gib: number | null;
+            /**
+             * Run Id
+             * @description Who holds it; null: it is free.
+             */
+            run_id: string | null;
+            /** Run Name */
+            run_name: string | null;
+            /** Run State */
+            run_state: ("queued" | "starting" | "running" | "pausing" | "paused" | "stopping" | "killing" | "stopped" | "cancelled" | "recovering" | "failed" | "succeeded") | null;
+        };
+        /**
          * SpecBody
          * @description A run spec, as a mapping or as YAML text: exactly one of the two.
          */
@@ -1957,6 +2191,7 @@ export interface components {
             host: string;
             /**
              * State
+             * @description draining: it claims nothing and its runs go back into the queue; gone: it gives no sign of life.
              * @enum {string}
              */
             state: "active" | "draining" | "gone";
@@ -1966,8 +2201,29 @@ export interface components {
             gpus: number;
             /** Busy Slots */
             busy_slots: number;
+            /** Slots */
+            slots: components["schemas"]["Slot"][];
+            /** Started At */
+            started_at: string;
             /** Heartbeat At */
             heartbeat_at: string;
+            /**
+             * Silent S
+             * @description Age of its last sign of life when this was answered.
+             */
+            silent_s: number;
+            /**
+             * Drain Asked By
+             * @description Who drained it; null where nobody did.
+             */
+            drain_asked_by: string | null;
+            /** Drain Asked At */
+            drain_asked_at: string | null;
+            /**
+             * Data Shared
+             * @description The service found in its own data folder what the worker left in its.
+             */
+            data_shared: boolean;
             /** Version */
             version: string;
         };
@@ -2113,6 +2369,76 @@ export interface operations {
             cookie?: never;
         };
         requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["RunDetail"];
+                };
+            };
+            /** @description Anything else. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    delete_whole_run: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description The ETag of what you have seen: another one means that somebody changed it since. `*` takes any. */
+                "If-Match"?: string | null;
+            };
+            path: {
+                run_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            204: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+            /** @description Anything else. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    change_run_labels: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description The ETag of what you have seen: another one means that somebody changed it since. `*` takes any. */
+                "If-Match"?: string | null;
+            };
+            path: {
+                run_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["RunChange"];
+            };
+        };
         responses: {
             /** @description Successful Response */
             200: {
@@ -3002,6 +3328,8 @@ export interface operations {
     read_run_log: {
         parameters: {
             query?: {
+                /** @description supervisor: who looked after the trainer; attempt and rank say nothing. */
+                source?: "trainer" | "supervisor";
                 /** @description Which attempt; the newest by default. */
                 attempt?: number | null;
                 rank?: number;
@@ -3025,6 +3353,117 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["LogText"];
+                };
+            };
+            /** @description Anything else. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    list_run_logs: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                run_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Page_LogFile_"];
+                };
+            };
+            /** @description Anything else. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    search_run_log: {
+        parameters: {
+            query: {
+                /** @description Plain text, upper or lower case. */
+                search: string;
+                /** @description supervisor: who looked after the trainer; attempt and rank say nothing. */
+                source?: "trainer" | "supervisor";
+                /** @description Which attempt; the newest by default. */
+                attempt?: number | null;
+                rank?: number;
+                /** @description Byte to begin at. */
+                offset?: number;
+                /** @description Most matches. */
+                limit?: number;
+            };
+            header?: never;
+            path: {
+                run_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["LogMatches"];
+                };
+            };
+            /** @description Anything else. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    download_run_log: {
+        parameters: {
+            query?: {
+                /** @description supervisor: who looked after the trainer; attempt and rank say nothing. */
+                source?: "trainer" | "supervisor";
+                /** @description Which attempt; the newest by default. */
+                attempt?: number | null;
+                rank?: number;
+            };
+            header?: never;
+            path: {
+                run_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The log as it is now. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "text/plain": unknown;
                 };
             };
             /** @description Anything else. */
@@ -3114,6 +3553,68 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["Page_Worker_"];
+                };
+            };
+            /** @description Anything else. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    drain_worker: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                worker_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Worker"];
+                };
+            };
+            /** @description Anything else. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    enable_worker: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                worker_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Worker"];
                 };
             };
             /** @description Anything else. */
