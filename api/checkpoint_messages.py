@@ -17,6 +17,13 @@ from store.models import Run
 from store.retention import rules_of
 
 
+def no_checkpoint(run_id: str, name: str) -> ProblemError:
+    """404 for a checkpoint by a name that is no id of one; `ppo` takes other names, and REST does not."""
+    listed = f"GET /v1/runs/{run_id}/checkpoints"
+    detail = f"There is no checkpoint {name[:100]!r}. REST takes ids, k-..., which {listed} has."
+    return ProblemError(404, "not_found", detail)
+
+
 @contextlib.contextmanager
 def reading(checkpoint_id: str) -> Iterator[None]:
     """Answer 503 where the disk is away or gives errors: that says nothing about the checkpoint."""

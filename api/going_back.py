@@ -10,7 +10,7 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-from api.checkpoint_messages import checkpoint_message, reading, reasons_to_stay
+from api.checkpoint_messages import checkpoint_message, no_checkpoint, reading, reasons_to_stay
 from api.errors import ProblemError, not_found
 from api.lineage_schemas import Change, ForkPreview, LeftBehind, RollbackPreview
 from api.schemas import Checkpoint, FaultMessage, SpecBody
@@ -112,7 +112,7 @@ def rollback_preview(plan: Plan) -> RollbackPreview:
 def _target(database: Session, data_dir: Path, run_id: str, checkpoint_id: str) -> CheckpointRow:
     target = database.get(CheckpointRow, checkpoint_id)
     if target is None:
-        raise not_found("checkpoint", checkpoint_id)
+        raise no_checkpoint(run_id, checkpoint_id)
     if target.run_id != run_id:
         message = f"checkpoint {target.id} belongs to run {target.run_id}, not to this one: fork it there instead"
         raise ProblemError(
@@ -169,7 +169,7 @@ def _checked(
 
 
 def _preview(plan: Plan) -> dict[str, Any]:
-    found = estimate(plan.spec)
+    found = estimate(plan.spec, start_iteration=plan.target.iteration)
     warnings = list(found.warnings)
     if plan.spec.iterations == plan.target.iteration:
         warnings.append(

@@ -23,7 +23,11 @@ Where = Annotated[
 Reason = Annotated[str | None, typer.Option(help="Why, for whoever reads the run's history.", show_default=False)]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what it would mean; change nothing.")]
 Wait = Annotated[
-    bool, typer.Option("--wait", help="Until it has been done. Exit code 1 when it was not, 5 after --timeout.")
+    bool,
+    typer.Option(
+        "--wait",
+        help="Until it has been done, not until the run ends. Exit code 1 when it was not, 5 after --timeout.",
+    ),
 ]
 Timeout = Annotated[float | None, typer.Option(min=0, help="Seconds that --wait takes at most.", show_default=False)]
 
@@ -134,8 +138,7 @@ def lineage(run: RunId, json: Json = False) -> None:
             show.line(f"{mark} {member['id']}  {member['name']}  {member['state']}")
             for segment in member["segments"]:
                 active = "  (active)" if segment["active"] else ""
-                reach = f"{segment['start_iteration']} to {segment['last_iteration']}"
-                show.line(f"    {segment['number']}  {segment['kind']}{_from(segment)}, {reach}{active}")
+                show.line(f"    {segment['number']}  {segment['kind']}{_from(segment)}, {_trained(segment)}{active}")
 
 
 def _tell(client: Client, command: Command, wait: bool, timeout_s: float | None, json: bool) -> None:
@@ -159,7 +162,9 @@ def _preview(preview: RollbackPreview | ForkPreview, json: bool) -> None:
     behind: Any = preview.get("left_behind")
     if behind is not None:
         reach = f"iterations {behind['from_iteration']} to {behind['to_iteration']}"
-        show.line(f"left behind, and kept: {reach} of segment {behind['segment']}, {behind['checkpoints']} checkpoints")
+        number = behind["checkpoints"]
+        checkpoints = f"{number or 'no'} checkpoint{'' if number == 1 else 's'}"
+        show.line(f"left behind, and kept: {reach} of segment {behind['segment']}, {checkpoints}")
     for change in preview["changes"]:
         values = f"{change['at_checkpoint']} at the checkpoint, {change['now']} now, {change['then']} then"
         show.line(f"{change['path']}: {values}")
@@ -176,7 +181,7 @@ def _segment_table(found: list[Segment]) -> None:
             f"{segment['number']}{' *' if segment['active'] else ''}",
             segment["kind"],
             _origin(segment),
-            f"{segment['start_iteration']}–{segment['last_iteration']}",
+            _trained(segment).replace(" to ", "–"),
             _present(segment),
             show.plain(changed),
             show.plain(segment["created_by"] or ""),
@@ -197,6 +202,12 @@ def _segment_fields(segment: Segment) -> list[str]:
         segment["created_by"] or "",
         " ".join((segment["reason"] or "").split()),
     ]
+
+
+def _trained(segment: LineageSegment) -> str:
+    """The iterations that it trained, which count from the one after its start."""
+    first, last = segment["start_iteration"] + 1, segment["last_iteration"]
+    return f"{first} to {last}" if first <= last else "nothing trained"
 
 
 def _present(segment: LineageSegment) -> str:

@@ -19,7 +19,7 @@ from ppo.cli_options import Json, Overrides, RunId, SpecFile
 from ppo.client import Client, RefusedError
 from ppo.exits import Exit
 from ppo.finding import find_run
-from ppo.spec_file import read_spec_file
+from ppo.spec_file import read_spec_file, told_how_to_prepare
 from ppo.wire import TERMINAL, Run
 from ppo_core.spec import parse_spec
 from ppo_core.spec.advice import warnings_of
@@ -42,7 +42,7 @@ def submit(
     spec: SpecFile,
     set_: Overrides = None,
     wait: Annotated[
-        bool, typer.Option("--wait", help="Show the run until it ends, and leave with its exit code.")
+        bool, typer.Option("--wait", help="Show the run until it has ended, and leave with its exit code.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check it and say what it means; queue nothing.")] = False,
     json: Json = False,
@@ -52,13 +52,15 @@ def submit(
         fields = read_spec_file(spec, set_ or [])  # What is no spec at all is told without a platform.
     with platform(json) as (client, access):
         if dry_run:
-            answer = client.dry_run(fields)
+            with told_how_to_prepare(spec, fields):
+                answer = client.dry_run(fields)
             if json:
                 show.as_json(answer)
             else:
                 show.dry_run(answer["meaning"], answer["warnings"], "nothing was queued")
             return
-        run = client.submit(fields)
+        with told_how_to_prepare(spec, fields):
+            run = client.submit(fields)
         for warning in warnings_of(parse_spec(fields)):
             show.line(f"warning: {warning}", show.err)
         page = _page(access, run["id"])

@@ -5,7 +5,7 @@ Under the platform nobody here deletes anything, since only the database knows w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,7 +33,7 @@ class Pruner:
         self._verified: dict[str, bool] = {}
 
     def prune(self) -> list[str]:
-        """Verify from the newest back to a good one, then remove what may go. Returns what was damaged, in words."""
+        """Verify the newest, and the end of what each roll back left; remove what may go. Returns what was damaged."""
         damaged: list[str] = []
         folders: dict[str, Path] = {}
         kept: list[Kept] = []
@@ -55,7 +55,21 @@ class Pruner:
                         protected_reason=f"segment {starter} starts from it" if starter else None,
                     )
                 )
-        for place in reversed(range(len(kept))):
+        places = range(len(kept))
+        self._verify_newest(kept, places, folders, damaged)
+        for left in range(1, len(every)):
+            of_it = [place for place in places if kept[place].segment == left]
+            if of_it and kept[of_it[-1]].protected_reason is None:  # else nothing was left behind
+                self._verify_newest(kept, of_it, folders, damaged)
+        for removal in removable(kept, self._rules, _history(every)):
+            remove_checkpoint(folders[removal.id])
+        return damaged
+
+    def _verify_newest(
+        self, kept: list[Kept], places: Sequence[int], folders: Mapping[str, Path], damaged: list[str]
+    ) -> None:
+        """Compare from the last of `places` back to one that is whole."""
+        for place in reversed(places):
             known = kept[place]
             if known.verified is None:
                 try:
@@ -67,9 +81,6 @@ class Pruner:
                 kept[place] = replace(known, verified=self._verified[known.id])
             if kept[place].verified:
                 break
-        for removal in removable(kept, self._rules, _history(every)):
-            remove_checkpoint(folders[removal.id])
-        return damaged
 
 
 def _history(every: Sequence[SegmentDir]) -> History:
@@ -90,7 +101,8 @@ def _history(every: Sequence[SegmentDir]) -> History:
         last = first
         parent = [n for n, other in enumerate(every, start=1) if checkpoint and _lies_in(other, checkpoint)]
         number = parent[0] if parent and parent[0] < number else 0
-    return History(tuple(line), tuple(gates))
+    # A segment begins behind the end of the one before it, by a roll back or since what lay beyond was lost or damaged.
+    return History(tuple(line), tuple(gates), left=tuple(range(1, len(every))))
 
 
 def _lies_in(segment: SegmentDir, checkpoint: str) -> bool:

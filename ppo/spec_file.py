@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from ppo.client_errors import RequestError
 from ppo_core.spec import Fault, SpecFaults, apply_overrides, read_mapping, resolve_paths
 
 
@@ -24,3 +26,26 @@ def read_spec_file(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
             [Fault("", f"{path} cannot be read: {error.strerror}; give the path of a YAML file")]
         ) from error
     return resolve_paths(apply_overrides(read_mapping(text), overrides), path.resolve().parent)
+
+
+@contextmanager
+def told_how_to_prepare(path: Path, fields: Mapping[str, Any]) -> Iterator[None]:
+    """Where a spec is refused whose model is not there, and a `prepare.py` lies beside it: say that this makes it."""
+    try:
+        yield
+    except RequestError as error:
+        program = path.resolve().parent / "prepare.py"
+        policy = fields.get("policy")
+        model = policy.get("model") if isinstance(policy, Mapping) else None
+        if error.code == "bad_spec" and isinstance(model, str) and not Path(model).exists() and program.is_file():
+            error.errors.append({"pointer": "", "message": f"make what it names first: {_how_to_run(program)}"})
+        raise
+
+
+def _how_to_run(program: Path) -> str:
+    """As a module where it lies below the present folder, as the examples do."""
+    try:
+        inside = program.relative_to(Path.cwd()).with_suffix("")
+    except ValueError:
+        return f"python {program}"
+    return f"python -m {'.'.join(inside.parts)}"

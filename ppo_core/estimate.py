@@ -50,28 +50,30 @@ class Estimate:
         return asdict(self)
 
 
-def estimate(spec: RunSpec, config: Mapping[str, Any] | None = None) -> Estimate:
-    """What `spec` means in numbers.
+def estimate(spec: RunSpec, config: Mapping[str, Any] | None = None, *, start_iteration: int = 0) -> Estimate:
+    """What `spec` means in numbers, from after `start_iteration` on.
 
     Args:
         spec: a checked spec. Reward models' sizes are read from their folders where those exist.
         config: the policy's config.json; None reads it from the policy's folder.
+        start_iteration: what the checkpoint that it starts from has behind it; 0 without one.
     """
     policy = model_shape(config if config is not None else _config(spec.policy.model))
     rewards = [model_shape(_config(source.model)) for source in spec.reward.sources if source.model is not None]
     # A classifier's head is as good as nothing beside its trunk, and its input embedding is counted once.
     reward_parameters = tuple(None if shape is None else shape.body_parameters for shape in rewards)
-    kept = _checkpoints_kept(spec)
+    num_iterations = max(0, spec.iterations - start_iteration)
+    kept = _checkpoints_kept(spec, start_iteration)
     critic = _critic(spec, policy)
     checkpoint_bytes = None if policy is None else _checkpoint_bytes(spec, policy, critic)
-    samples_bytes = _samples_bytes(spec)
+    samples_bytes = _samples_bytes(spec, start_iteration)
     disk_bytes = None if checkpoint_bytes is None else (kept + 1) * checkpoint_bytes + samples_bytes
     known = tuple(shape for shape in rewards if shape is not None)
     memory = None if policy is None else memory_of(spec, Networks(policy, critic, known))
     numbers = Estimate(
-        responses=spec.iterations * spec.rollout.batch_size,
-        response_tokens_max=spec.iterations * spec.rollout.batch_size * spec.rollout.max_new_tokens,
-        optimizer_steps=spec.num_optimizer_steps,
+        responses=num_iterations * spec.rollout.batch_size,
+        response_tokens_max=num_iterations * spec.rollout.batch_size * spec.rollout.max_new_tokens,
+        optimizer_steps=num_iterations * spec.update.epochs * spec.update.minibatches,
         rows_a_minibatch=spec.rollout.batch_size / spec.update.minibatches,
         policy_parameters=None if policy is None else policy.parameters,
         reward_parameters=reward_parameters,
@@ -85,7 +87,7 @@ def estimate(spec: RunSpec, config: Mapping[str, Any] | None = None) -> Estimate
     about_memory = () if memory is None else memory_warnings(spec, memory)
     critic_is_unknown = critic is None and spec.policy.value_head == "separate"
     warnings = (*warnings_of(spec), *_unknown(policy, critic_is_unknown, reward_parameters), *about_memory)
-    return replace(numbers, warnings=warnings, meaning=_meaning(spec, numbers))
+    return replace(numbers, warnings=warnings, meaning=_meaning(spec, numbers, start_iteration))
 
 
 def _config(folder: str) -> Mapping[str, Any]:
@@ -107,20 +109,30 @@ def _checkpoint_bytes(spec: RunSpec, policy: ModelShape, critic: ModelShape | No
     return bytes_a_weight(spec) * policy.parameters + 12 * trained_parameters(spec, policy, critic)
 
 
-def _checkpoints_kept(spec: RunSpec) -> int:
+def _times(spec: RunSpec, every: int, start_iteration: int) -> int:
+    """How often something is done that is done every so many iterations."""
+    return max(0, spec.iterations // every - start_iteration // every)
+
+
+def _checkpoints_kept(spec: RunSpec, start_iteration: int) -> int:
     """Most checkpoints that stand at once when the run ends, those kept for several reasons counted once each."""
     rules = spec.checkpoints
-    written = (spec.iterations + rules.every - 1) // rules.every
+    # One more at the end where that is no multiple.
+    written = _times(spec, rules.every, start_iteration) + bool(spec.iterations % rules.every)
     if rules.keep_last < 0:
         return written
-    every = spec.iterations // rules.keep_every if rules.keep_every else 0
-    judged = rules.keep_best + min(2, spec.iterations // spec.gate.every) if spec.gate.judge is not None else 0
+    every = _times(spec, rules.keep_every, start_iteration) if rules.keep_every else 0
+    judged = (
+        rules.keep_best + min(2, _times(spec, spec.gate.every, start_iteration)) if spec.gate.judge is not None else 0
+    )
     return min(written, rules.keep_last + judged + every)
 
 
-def _samples_bytes(spec: RunSpec) -> int:
+def _samples_bytes(spec: RunSpec, start_iteration: int) -> int:
     longest = spec.rollout.max_new_tokens
-    return spec.iterations // spec.samples.every * spec.samples.per_iteration * longest * SAMPLE_BYTES_A_TOKEN
+    return (
+        _times(spec, spec.samples.every, start_iteration) * spec.samples.per_iteration * longest * SAMPLE_BYTES_A_TOKEN
+    )
 
 
 def _unknown(policy: ModelShape | None, critic_is_unknown: bool, rewards: tuple[int | None, ...]) -> list[str]:
@@ -134,10 +146,12 @@ def _unknown(policy: ModelShape | None, critic_is_unknown: bool, rewards: tuple[
     return found
 
 
-def _meaning(spec: RunSpec, numbers: Estimate) -> tuple[str, ...]:
+def _meaning(spec: RunSpec, numbers: Estimate, start_iteration: int) -> tuple[str, ...]:
     update, batch = spec.update, spec.rollout.batch_size
+    num_iterations = max(0, spec.iterations - start_iteration)
+    which = f" ({start_iteration + 1} to {spec.iterations})" if 0 < start_iteration < spec.iterations else ""
     lines = [
-        f"{_count(spec.iterations, 'iteration')} × {_count(batch, 'prompt')} = {numbers.responses:,} responses, "
+        f"{_count(num_iterations, 'iteration')}{which} × {_count(batch, 'prompt')} = {numbers.responses:,} responses, "
         f"at most {numbers.response_tokens_max:,} response tokens",
         f"{_count(update.epochs, 'epoch')} × {_count(update.minibatches, 'minibatch')} of about "
         f"{numbers.rows_a_minibatch:.3g} responses an iteration = {numbers.optimizer_steps:,} optimizer steps",
@@ -157,7 +171,7 @@ def _meaning(spec: RunSpec, numbers: Estimate) -> tuple[str, ...]:
             f"{_count(numbers.checkpoints_kept, 'checkpoint')} of {size_text(numbers.checkpoint_bytes)} stay, "
             f"about {size_text(numbers.disk_bytes)} of disk"
         )
-    lines.append(_watching(spec))
+    lines.append(_watching(spec, start_iteration))
     return tuple(lines)
 
 
@@ -176,11 +190,11 @@ def _corrections(spec: RunSpec) -> list[str]:
     return found
 
 
-def _watching(spec: RunSpec) -> str:
+def _watching(spec: RunSpec, start_iteration: int) -> str:
     if spec.gate.judge is None:
         return "no judge: nothing watches for reward hacking"
     action = {"stop": "stops the run", "pause": "pauses the run", "note": "is noted"}[spec.gate.action]
-    gates = spec.iterations // spec.gate.every
+    gates = _times(spec, spec.gate.every, start_iteration)
     return (
         f"the judge compares answers to {_count(spec.gate.prompts, 'held-out prompt')} every "
         f"{_count(spec.gate.every, 'iteration')}, {_count(gates, 'time')}; a tripped gate {action}"

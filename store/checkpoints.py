@@ -15,6 +15,8 @@ from store.ids import new_id
 from store.models import Checkpoint, Command, Segment
 from store.runs import locked_run
 
+MOST_NAMED = 5  # of those that start from one checkpoint; a sentence has to stay one
+
 
 @dataclass(frozen=True)
 class NewCheckpoint:
@@ -63,23 +65,42 @@ def present_checkpoints(session: Session, run_id: str) -> list[Checkpoint]:
 
 
 def starting_points(session: Session, run_id: str) -> dict[str, str]:
-    """Checkpoints that a segment or a fork started from, or an open roll back will: id to a sentence that says so."""
+    """Checkpoints that segments or forks started from, or an open roll back will: id to a sentence that names them."""
     own = select(Checkpoint.id).where(Checkpoint.run_id == run_id)
+    segments: dict[str, list[str]] = {}
+    forks: dict[str, list[str]] = {}
+    rows = session.execute(
+        select(Segment.start_checkpoint, Segment.run_id, Segment.number)
+        .where(Segment.start_checkpoint.in_(own))
+        .order_by(Segment.created_at, Segment.number)
+    )
+    for checkpoint, run, number in rows:
+        if checkpoint is not None:
+            names, name = (segments, str(number)) if run == run_id else (forks, run)
+            names.setdefault(checkpoint, []).append(name)
     asked = session.execute(
         select(Command.payload["checkpoint"].astext, Command.id).where(
             Command.run_id == run_id, Command.kind == "rollback", Command.finished_at.is_(None)
         )
     )
-    points = {checkpoint: f"roll back {command} starts from it" for checkpoint, command in asked if checkpoint}
-    rows = session.execute(
-        select(Segment.start_checkpoint, Segment.run_id, Segment.number)
-        .where(Segment.start_checkpoint.in_(own))
-        .order_by(Segment.created_at.desc(), Segment.number.desc())
-    )
-    for checkpoint, run, number in rows:
-        if checkpoint is not None:
-            points[checkpoint] = f"segment {number} starts from it" if run == run_id else f"run {run} starts from it"
-    return points
+    backs = {checkpoint: [command] for checkpoint, command in asked if checkpoint}
+    return {
+        checkpoint: "; ".join(
+            _start_from_it(what, names[checkpoint])
+            for what, names in (("segment", segments), ("run", forks), ("roll back", backs))
+            if checkpoint in names
+        )
+        for checkpoint in (segments | forks | backs)
+    }
+
+
+def _start_from_it(what: str, names: list[str]) -> str:
+    if len(names) == 1:
+        return f"{what} {names[0]} starts from it"
+    told = names[:MOST_NAMED]
+    others = len(names) - len(told)
+    last = f"{others} more" if others else told.pop()
+    return f"{what}s {', '.join(told)} and {last} start from it"
 
 
 def read_checkpoint(session: Session, run_id: str, checkpoint_id: str) -> Checkpoint | None:

@@ -186,6 +186,8 @@ def refusal_sentence(run: Run, kind: str) -> str:
         }[other]
         wanted = " or ".join(GOES_ON[kind])
         return f"{run.name} is {run.state}; only a run that is {wanted} can be {_ASKED_FOR[kind]}{remedy}"
+    if kind == "pause" and run.state == "paused":
+        return f"{run.name} is paused already."
     return f"{run.name} is {run.state}; it cannot be {_ASKED_FOR.get(kind, kind)} now."
 
 

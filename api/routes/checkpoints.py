@@ -11,7 +11,13 @@ from fastapi.responses import StreamingResponse
 
 from api.archive import Part, open_archive
 from api.auth import least
-from api.checkpoint_messages import checkpoint_etag, checkpoint_message, reading, reasons_to_stay
+from api.checkpoint_messages import (
+    checkpoint_etag,
+    checkpoint_message,
+    no_checkpoint,
+    reading,
+    reasons_to_stay,
+)
 from api.checkpoint_schemas import CheckpointChange, GcItem, GcPreview, Verification
 from api.deps import Database, Settings, Who
 from api.errors import ProblemError, not_found
@@ -224,7 +230,7 @@ def _row(database: Database, run_id: str, checkpoint_id: str) -> CheckpointRow:
     row = read_checkpoint(database, run_id, checkpoint_id)
     if row is None:
         _run(database, run_id)
-        raise not_found("checkpoint", checkpoint_id)
+        raise no_checkpoint(run_id, checkpoint_id)
     return row
 
 
@@ -234,7 +240,7 @@ def _locked(database: Database, run_id: str, checkpoint_id: str) -> CheckpointRo
     except RunNotFound as error:
         raise not_found("run", run_id) from error
     if row is None:
-        raise not_found("checkpoint", checkpoint_id)
+        raise no_checkpoint(run_id, checkpoint_id)
     return row
 
 

@@ -115,6 +115,8 @@ def test_gates_starts_and_open_roll_backs_keep_theirs(
         gates = [IterationMetrics(gate, NOW, {"judge/win_rate": None if gate == 15 else 0.6}) for gate in (5, 15, 45)]
         write_metrics(session, saved.run_id, 1, gates, active=True)
         session.add(Segment(run_id=child, number=2, kind="fork", spec={}, start_checkpoint=ids[20]))
+        for number in (2, 3):
+            session.add(Segment(run_id=saved.run_id, number=number, kind="recovery", spec={}, start_checkpoint=ids[20]))
         session.add(
             Command(id=f"c-{saved.run_id}", run_id=saved.run_id, kind="rollback", payload={"checkpoint": ids[30]},
                     deadline_at=NOW)
@@ -124,7 +126,7 @@ def test_gates_starts_and_open_roll_backs_keep_theirs(
         50: ["the newest verified checkpoint", "one of the last 1"],
         40: ["the newest at the gate of iteration 45"],
         30: [f"roll back c-{saved.run_id} starts from it"],
-        20: [f"run {child} starts from it"],
+        20: [f"segments 2 and 3 start from it; run {child} starts from it"],
         10: ["the newest at the gate of iteration 15"],
     }
     for iteration in (10, 20, 30, 40, 50):

@@ -256,7 +256,8 @@ def test_a_checkpoint_of_another_run_is_refused(trained: Trained, submit: Callab
     assert answer.status_code == 422
     assert answer.json()["errors"][0]["pointer"] == "/checkpoint"
     assert "fork it there" in answer.json()["errors"][0]["message"]
-    assert trained.rollback("k-nothing").status_code == 404
+    unknown = trained.rollback("1:20")
+    assert (unknown.status_code, "REST takes ids, k-..., which GET" in unknown.json()["detail"]) == (404, True)
     assert trained.operator.post("/v1/runs/r-no/rollback?dry_run=true", json={"checkpoint": theirs}).status_code == 404
 
 
@@ -474,6 +475,10 @@ def test_pause_and_checkpoint_are_open_commands_and_asking_twice_is_one(trained:
 def test_a_run_at_rest_neither_pauses_nor_saves(trained: Trained) -> None:
     trained.reach(30, "stopped")
     assert (trained.ask("pause").status_code, trained.ask("checkpoint").status_code) == (409, 409)
+    with trained.sessions.begin() as session:
+        for state in ("queued", "starting", "running", "pausing", "paused"):
+            transition(session, trained.id, state)
+    assert trained.ask("pause").json()["detail"] == "reviews is paused already."
 
 
 # Segments and lineage

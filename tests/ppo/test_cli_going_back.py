@@ -138,7 +138,9 @@ def test_a_preview_changes_nothing_and_tells_all(client: Client, run: SavedRun) 
     assert told.exit_code == 0, told.output
     assert "left behind, and kept: iterations 21 to 40 of segment 1, 2 checkpoints" in told.output
     assert "kl.coef: 0.05 at the checkpoint, 0.05 now, 0.2 then" in told.output
+    assert "30 iterations (21 to 50) ×" in told.output
     assert "nothing was changed" in told.output
+    assert "segment 1, 1 checkpoint\n" in invoke("rollback", run.run_id, "30", "--dry-run").output
     same = answer("rollback", run.run_id, "20", "--dry-run")
     assert same["repeats_exactly"] is True
     assert client.run(run.run_id)["open_commands"] == []
@@ -180,7 +182,7 @@ def test_a_fork_is_a_run_of_its_own(client: Client, run: SavedRun) -> None:
     assert made["url"].endswith(f"/runs/{made['id']}")
     told = invoke("lineage", made["id"]).output
     assert f"* {made['id']}  bolder  queued" in told
-    assert f"1  fork from {run.run_id} 1:20, 20 to 20  (active)" in told
+    assert f"1  fork from {run.run_id} 1:20, nothing trained  (active)" in told
     preview = answer("fork", run.run_id, "20", "--set", "seed=9", "--dry-run")
     assert [(change["path"], change["then"]) for change in preview["changes"]] == [("seed", 9)]
     assert [member["id"] for member in client.lineage(run.run_id)["runs"]] == [run.run_id, made["id"]]
@@ -219,7 +221,7 @@ def test_the_curl_lines_of_the_page_do_what_it_says(client: Client, run: SavedRu
     lines = "\n".join(re.findall(r"```bash\n(.*?)```", page, re.DOTALL))
     lines = re.sub(r"^ppo .*$", "", lines, flags=re.MULTILINE).replace("\nask ", "\necho; ask ")
     given = {
-        "http://127.0.0.1:8600/v1 KEY=...": f"{os.environ['PPO_URL']}/v1 KEY={os.environ['PPO_KEY']}",
+        "http://127.0.0.1:8600 PPO_KEY=...": f"{os.environ['PPO_URL']} PPO_KEY={os.environ['PPO_KEY']}",
         "RUN": run.run_id,
         "k-...": client.checkpoints(run.run_id)[1]["id"],
         "c-...": "c-madeup",

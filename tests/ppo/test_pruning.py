@@ -71,3 +71,14 @@ def test_the_last_two_gates_keep_theirs_across_a_recovery(tmp_path: Path) -> Non
     # 40 is where segment 2 starts; the gate of 45 is of what was left behind.
     assert names(tmp_path) == ["iter-000020", "iter-000030", "iter-000040"]
     assert [path.name for path in checkpoints(second)] == ["iter-000060"]
+
+
+def test_the_end_that_undoes_a_roll_back_stays(tmp_path: Path) -> None:
+    made = made_run(tmp_path, [10, 20, 30, 40])
+    second = create_segment(tmp_path, SegmentStart("toy", 2, {}, str(made[1])))
+    JournalWriter(second.journal).close()
+    for iteration in (30, 40):
+        with new_checkpoint(second.checkpoint(iteration)) as folder:
+            (folder / "weights").write_bytes(b"w")
+    assert Pruner(tmp_path, CheckpointsConfig(keep_last=1, keep_best=0)).prune() == []
+    assert names(tmp_path) == ["iter-000020", "iter-000040"]

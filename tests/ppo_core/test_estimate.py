@@ -181,3 +181,18 @@ def test_adapters_leave_the_policy_itself_frozen() -> None:
     found = estimate(spec_with(policy={"lora": {"rank": 4}}), TINY)
     assert found.memory is not None
     assert found.memory.states_bytes == 16 * (4096 + 33) + 8 * TINY_PARAMETERS
+
+
+def test_from_a_checkpoint_only_what_is_left_counts() -> None:
+    """Iterations 61 to 100: checkpoints, samples and gates of the 60 before are made already."""
+    spec = spec_with(
+        iterations=100, rollout={"batch_size": 64}, checkpoints={"every": 30, "keep_last": -1}, gate={"every": 50}
+    )
+    whole, rest = estimate(spec, TINY), estimate(spec, TINY, start_iteration=60)
+    assert (whole.responses, rest.responses) == (6400, 2560)
+    assert rest.response_tokens_max == 2560 * spec.rollout.max_new_tokens
+    assert rest.optimizer_steps == whole.optimizer_steps * 40 // 100
+    assert (whole.checkpoints_kept, rest.checkpoints_kept) == (4, 2)
+    assert rest.meaning[0].startswith("40 iterations (61 to 100) × 64 prompts = 2,560 responses")
+    assert any("every 50 iterations, 1 time;" in line for line in rest.meaning)
+    assert estimate(spec, TINY, start_iteration=100).responses == 0
