@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from sqlalchemy import func, select, update
+from sqlalchemy import func, select, text, update
 from sqlalchemy.orm import Session
 
 from store.models import Run
@@ -45,3 +45,21 @@ def expired(session: Session, lease_s: float) -> list[tuple[str, int]]:
         func.pg_postmaster_start_time() < func.clock_timestamp() - timedelta(seconds=lease_s),
     )
     return [(run_id, token) for run_id, token in session.execute(statement.order_by(Run.id))]
+
+
+def session_name(run_id: str, token: int) -> str:
+    """What the database sessions of this lease's holder are called."""
+    return f"ppo {run_id} {token}"
+
+
+def end_stuck_sessions(session: Session, run_id: str, token: int) -> int:
+    """End the sessions in which a silent holder of this lease stands still in a transaction; returns how many.
+
+    A process that was frozen there would keep its run's row locked from everybody. One that only was late gets an
+    error, as after a restart of the server, and connects again.
+    """
+    statement = text(
+        "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name = :name"
+        " AND datname = current_database() AND state LIKE 'idle in transaction%'"
+    )
+    return len(session.execute(statement, {"name": session_name(run_id, token)}).all())

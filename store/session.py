@@ -5,6 +5,7 @@ An engine made before a fork must not be used after it: each process makes its o
 
 from __future__ import annotations
 
+from psycopg.errors import LockNotAvailable
 from sqlalchemy import Engine, create_engine
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import InterfaceError, OperationalError
@@ -23,8 +24,11 @@ def psycopg_url(url: str) -> str:
     return parsed.render_as_string(hide_password=False)
 
 
-def make_engine(url: str, *, pool_size: int = 5) -> Engine:
-    """An engine that notices dead connections and gives up on a silent server within seconds."""
+def make_engine(url: str, *, pool_size: int = 5, name: str = "ppo-control") -> Engine:
+    """An engine that notices dead connections and gives up on a silent server within seconds.
+
+    `name` is what the server knows its sessions by: at most 63 bytes.
+    """
     return create_engine(
         psycopg_url(url),
         pool_size=pool_size,
@@ -38,7 +42,7 @@ def make_engine(url: str, *, pool_size: int = 5) -> Engine:
             "keepalives_interval": 5,
             "keepalives_count": 3,
             "tcp_user_timeout": 20_000,
-            "application_name": "ppo-control",
+            "application_name": name,
             "options": "-c timezone=UTC -c idle_in_transaction_session_timeout=60000 -c lock_timeout=10000",
         },
     )
@@ -47,3 +51,8 @@ def make_engine(url: str, *, pool_size: int = 5) -> Engine:
 def session_factory(engine: Engine) -> sessionmaker[Session]:
     """Sessions whose objects stay readable after the commit."""
     return sessionmaker(engine, expire_on_commit=False)
+
+
+def is_row_held(error: BaseException) -> bool:
+    """Whether this only says that somebody else held a row for longer than we wait."""
+    return isinstance(error, OperationalError) and isinstance(error.orig, LockNotAvailable)

@@ -25,7 +25,7 @@ from store import leases, recovery, workers
 from store.commands import time_out_unattended
 from store.models import Run, Worker
 from store.runs import IllegalMove, LeaseLost, locked_run, transition
-from store.session import AWAY, make_engine, session_factory
+from store.session import AWAY, is_row_held, make_engine, session_factory
 from worker.agreement import adopt_checkpoints
 from worker.attempt_view import last_word
 from worker.delivery import Delivery
@@ -100,9 +100,12 @@ class Reconciler:
         with self.sessions.begin() as session:
             for worker_id in workers.mark_silent(session, self.settings.lease_s + 2 * self.settings.poll_s):
                 log.warning("worker %s is gone", worker_id)
+        # One transaction each: whoever waits for a run's row here keeps no worker from its own.
+        with self.sessions.begin() as session:
             freed = workers.free_stray_slots(session)
             if freed:
                 log.error("freed %d slots that no run held", freed)
+        with self.sessions.begin() as session:
             time_out_unattended(session)
         self.housekeeping.look()
 
@@ -111,12 +114,17 @@ class Reconciler:
             work()
         except (LeaseLost, IllegalMove) as error:
             log.info("run %s moved meanwhile: %s", run_id, error)
-        except AWAY:
-            raise
+        except AWAY as error:
+            if not is_row_held(error):
+                raise
+            log.warning("run %s is held by somebody else; it is looked at again", run_id)
         except Exception:
             log.exception("run %s", run_id)
 
     def _declare_lost(self, run_id: str, token: int) -> None:
+        with self.sessions.begin() as session:
+            if leases.end_stuck_sessions(session, run_id, token):
+                log.warning("run %s: its supervisor stood still in a transaction, which was ended", run_id)
         with self.sessions.begin() as session:
             run = session.get_one(Run, run_id)
             worker = session.get(Worker, run.lease_worker) if run.lease_worker else None

@@ -38,8 +38,9 @@ def prepare(sessions: sessionmaker[Session], run_id: str, token: int, run_dir: P
     """Settle what earlier attempts left, choose the segment, and make its folder.
 
     A start behind the last journalled iteration opens a new segment, of kind recovery: no iteration ever has two
-    values in one segment. The database learns of the segment first, so a crash in between only leaves a row whose
-    folder the next attempt makes.
+    values in one segment. So does one while the trainer of a lost attempt still writes, on a machine that is cut off.
+    The database learns of the segment first, so a crash in between only leaves a row whose folder the next attempt
+    makes.
 
     Raises:
         LeaseLost: the claim no longer counts.
@@ -61,7 +62,7 @@ def prepare(sessions: sessionmaker[Session], run_id: str, token: int, run_dir: P
         locked_run(session, run_id, expect_token=token)
         if active in present:
             adopt_checkpoints(session, run_id, number, active, token)
-            start = rundir.next_start(run_dir, _damaged(session, run_id, run_dir))
+            start = _without_company(active, rundir.next_start(run_dir, _damaged(session, run_id, run_dir)))
         else:
             start = _first_start(session, run_id, number, run_dir)
         start = _on_whole_ground(session, run_id, number, start, run_dir)
@@ -101,6 +102,14 @@ def loaded_checkpoint(sessions: sessionmaker[Session], prepared: Prepared, run_d
     path = str(own[-1]) if own else prepared.start.checkpoint
     with sessions() as session:
         return None if path is None else _row_of(session, path, run_dir)
+
+
+def _without_company(active: SegmentDir, start: SegmentStart) -> SegmentStart:
+    """The same start, unless somebody still writes the journal that it would go on with: then in a new segment."""
+    if rundir.segment_dir(active.path.parent, start.segment) != active or not rundir.has_writer(active.journal):
+        return start
+    own = rundir.checkpoints(active)
+    return SegmentStart(start.run_id, start.segment + 1, start.spec, str(own[-1]) if own else start.checkpoint)
 
 
 def _first_start(session: Session, run_id: str, number: int, run_dir: Path) -> SegmentStart:

@@ -80,7 +80,7 @@ class Supervisor:
         self.run_id = run_id
         self.token = token
         self.run_dir = settings.run_dir(run_id)
-        self.engine = make_engine(settings.database_url, pool_size=2)
+        self.engine = make_engine(settings.database_url, pool_size=2, name=leases.session_name(run_id, token))
         self.sessions: sessionmaker[Session] = session_factory(self.engine)
         self.draining = False
         self._drain_until: float | None = None
@@ -97,10 +97,11 @@ class Supervisor:
         """From claim to rest; the exit status is for people who read process lists."""
         attempt = None
         try:
-            prepared = self._patiently(self._prepare)
+            # Before the journal's end is looked for: whoever is left here might still write to it.
             left = kill_marked(self.run_id, self.token - 1)
             if left:
                 raise RunDirectoryError(f"processes {left} of an earlier attempt are still there and cannot be ended")
+            prepared = self._patiently(self._prepare)
             attempt = self._start(prepared)
             self._look_after(attempt)
             asked = self._stop_until is not None or self._back_until is not None
@@ -112,6 +113,7 @@ class Supervisor:
             log.warning("left the run alone: %s", lost)
             if attempt is not None:
                 self._end_now(attempt)
+                self._tell_the_last(attempt)
             return 3
         except (PPOCoreError, OSError) as error:
             log.error("the run cannot go on: %s", error)
@@ -315,6 +317,13 @@ class Supervisor:
         except Exception:
             # The outcome is written all the same; the rest stays in the journal.
             log.exception("the rest of the journal cannot be delivered")
+
+    def _tell_the_last(self, attempt: Attempt) -> None:
+        """What the trainer did after the lease was lost belongs to its segment, which the run has left."""
+        try:
+            attempt.delivery.all(self.token)
+        except Exception as error:
+            log.warning("the last lines of %s are not stored: %s", attempt.segment.journal, error)
 
     # The database
 

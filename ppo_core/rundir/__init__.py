@@ -39,6 +39,7 @@ from ppo_core.rundir.journal import (
     all_events,
     decode_event,
     encode_event,
+    has_writer,
     read_journal,
 )
 from ppo_core.rundir.look import look_at_checkpoint
@@ -92,6 +93,7 @@ __all__ = [
     "first_lost",
     "free_port",
     "fsync_folder",
+    "has_writer",
     "is_unused",
     "journalled_digest",
     "last_iteration",

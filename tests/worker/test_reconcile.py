@@ -1,15 +1,18 @@
 """What the reconciler puts right, one look at a time."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import func, select, update
+from sqlalchemy import event, func, select, update
 
 from ppo_core.rundir import JournalWriter
 from store.commands import request_command
+from store.leases import session_name
 from store.models import Checkpoint, MetricPoint, Run, WorkerSlot
+from store.session import make_engine
 from tests.worker.conftest import Claimed
 from tests.worker.platform import wait_until
 from worker.reconcile import Reconciler
@@ -32,12 +35,23 @@ def _expire(claimed: Claimed) -> None:
         session.execute(update(Run).values(lease_expires_at=func.now() - timedelta(seconds=1)))
 
 
+@contextmanager
+def _held_by(name: str, claimed: Claimed, reconciler: Reconciler) -> Iterator[None]:
+    """The run's row locked by a session of this name, which does nothing more."""
+    engine = make_engine(reconciler.settings.database_url, name=name)
+    with engine.connect() as connection:
+        connection.execute(select(Run.id).where(Run.id == claimed.run_id).with_for_update())
+        yield
+        connection.invalidate()
+    engine.dispose()
+
+
 def _journal(claimed: Claimed, *events: tuple[Any, int, dict[str, Any]]) -> None:
     claimed.prepare()
     journal = JournalWriter(claimed.segment().journal)
     journal.append("started", 0, {"token": claimed.token})
-    for event in events:
-        journal.append(*event)
+    for line in events:
+        journal.append(*line)
     journal.close()
 
 
@@ -88,6 +102,24 @@ def test_run_whose_journal_cannot_be_read_does_not_hold_up_the_rest(claimed: Cla
     _journal(claimed)
     claimed.segment().journal.write_text("rubbish\n")
     _expire(claimed)
+    reconciler.look()
+    assert claimed.run().state == "queued"
+
+
+def test_supervisor_that_stands_still_in_a_transaction_loses_its_run(claimed: Claimed, reconciler: Reconciler) -> None:
+    """Frozen there, it would keep the row locked until the server gives up on it, a minute later."""
+    _expire(claimed)
+    with _held_by(session_name(claimed.run_id, claimed.token), claimed, reconciler):
+        reconciler.look()
+        assert claimed.run().state == "queued"
+
+
+def test_row_that_somebody_else_holds_does_not_hold_up_the_rest(claimed: Claimed, reconciler: Reconciler) -> None:
+    event.listen(reconciler.engine, "connect", lambda raw, _: raw.execute("SET lock_timeout = '200ms'").close())
+    _expire(claimed)
+    with _held_by("a person", claimed, reconciler):
+        reconciler.look()
+        assert claimed.run().state == "starting"
     reconciler.look()
     assert claimed.run().state == "queued"
 

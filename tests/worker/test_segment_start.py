@@ -134,3 +134,18 @@ def test_a_start_from_a_folder_that_is_away_is_refused(claimed: Claimed) -> None
     with pytest.raises(RunDirectoryError, match="segment-0001 is not there"):
         claimed.prepare()
     assert not made.folder.path.exists()
+
+
+def test_segment_that_is_still_written_is_left_to_its_writer(claimed: Claimed) -> None:
+    """The trainer of a lost attempt, on a machine that nobody reaches: two must not write one journal."""
+    claimed.prepare()
+    writer = JournalWriter(claimed.segment().journal)
+    claimed.save(3)
+    claimed.lose()
+    claimed.claim()
+    start = claimed.prepare().start
+    assert (start.segment, start.checkpoint) == (2, str(claimed.segment().checkpoint(3)))
+    writer.close()
+    claimed.lose()
+    claimed.claim()
+    assert claimed.prepare().start.segment == 2
