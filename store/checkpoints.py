@@ -16,6 +16,14 @@ from store.models import Checkpoint, Command, Segment
 from store.runs import locked_run
 
 MOST_NAMED = 5  # of those that start from one checkpoint; a sentence has to stay one
+# Comparing a checkpoint with its manifest reads all of it; slow disks read 50 MB in a second.
+LEAST_COMPARISON_S = 120.0
+SLOW_DISK_BYTES_PER_S = 50e6
+
+
+def longest_comparison_s(num_bytes: int) -> float:
+    """How long comparing a checkpoint of `num_bytes` with its manifest may take."""
+    return LEAST_COMPARISON_S + num_bytes / SLOW_DISK_BYTES_PER_S
 
 
 @dataclass(frozen=True)

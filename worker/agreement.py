@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
+import shutil
 from pathlib import Path
 
 from sqlalchemy import select, update
@@ -41,6 +42,7 @@ def agree(sessions: sessionmaker[Session], run_id: str, run_dir: Path) -> None:
     """Make rows and files of a run at rest agree; a run that is not at rest has others who do it."""
     finish_removals(sessions, run_id, run_dir)
     note_missing(sessions, run_id, run_dir)
+    leftovers: list[Path] = []
     with sessions.begin() as session:
         # Nobody can claim the run while its row is locked, so what a trainer left half-written is nobody's.
         run = locked_run(session, run_id)
@@ -50,7 +52,9 @@ def agree(sessions: sessionmaker[Session], run_id: str, run_dir: Path) -> None:
         for number in session.scalars(numbers).all():
             segment = rundir.segment_dir(run_dir, number)
             adopt_checkpoints(session, run_id, number, segment, run.lease_token)
-            rundir.remove_leftovers(segment)
+            leftovers += rundir.set_leftovers_aside(segment)
+    for path in leftovers:  # which may take long, so nobody waits for it
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def adopt_checkpoints(session: Session, run_id: str, number: int, folder: SegmentDir, token: int) -> None:

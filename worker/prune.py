@@ -7,13 +7,15 @@ knows what is pinned and what a segment or a fork starts from. The row says remo
 from __future__ import annotations
 
 import logging
+import shutil
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 from sqlalchemy.orm import Session, sessionmaker
 
 from ppo_core.errors import CheckpointError
-from ppo_core.rundir import check_stored, remove_leftovers, segments
+from ppo_core.rundir import check_stored, segments, set_leftovers_aside
 from ppo_core.spec.groups import CheckpointsConfig
 from store import retention
 from store.checkpoints import present_checkpoints, record_verification
@@ -23,6 +25,8 @@ from store.session import AWAY
 from worker.agreement import finish_removals, note_missing
 
 log = logging.getLogger(__name__)
+
+FINISH_EVERY_S = 0.2
 
 
 class Pruner:
@@ -39,6 +43,7 @@ class Pruner:
         self._wanted = threading.Event()
         self._thread = threading.Thread(target=self._work, name="prune", daemon=True)
         self._started = False
+        self._idle = threading.Event()
         self._cleared = False
 
     def look(self) -> None:
@@ -46,7 +51,14 @@ class Pruner:
         if not self._started:
             self._started = True
             self._thread.start()
+        self._idle.clear()
         self._wanted.set()
+
+    def finish(self, give_up: Callable[[], bool]) -> None:
+        """Look once more and wait for the end of it: after a run's last save nobody else looks for long."""
+        self.look()
+        while not self._idle.wait(FINISH_EVERY_S) and not give_up():
+            pass
 
     def _work(self) -> None:
         while True:
@@ -58,12 +70,15 @@ class Pruner:
                 log.warning("pruning was put off: %s", error)
             except Exception:  # The thread goes on: a fault with one checkpoint is none of the next ones'.
                 log.exception("pruning broke off; the next checkpoint tries again")
+            if not self._wanted.is_set():
+                self._idle.set()
 
     def prune(self) -> list[str]:
         """Verify the newest checkpoint and remove what may go; returns the removed ids."""
         if not self._cleared:
             for segment in segments(self._run_dir)[:-1]:  # only in the newest does a trainer write
-                remove_leftovers(segment)
+                for path in set_leftovers_aside(segment):
+                    shutil.rmtree(path, ignore_errors=True)
             self._cleared = True
         finish_removals(self._sessions, self._run_id, self._run_dir)  # a crash may have come between row and files
         note_missing(self._sessions, self._run_id, self._run_dir)

@@ -36,8 +36,8 @@ from ppo_core.rundir import (
     send_command,
 )
 from store import leases
-from store.checkpoints import record_verification
-from store.commands import mark_delivered
+from store.checkpoints import longest_comparison_s, record_verification
+from store.commands import mark_delivered, open_commands
 from store.models import Command, Run
 from store.queue import held_gpus
 from store.retention import rules_of
@@ -135,9 +135,17 @@ class Supervisor:
         if found is None:
             return outcome
         check = TargetCheck(self.run_dir.parent / found.run_id, found.path, found.manifest_sha256)
+        late_at = time.monotonic() + longest_comparison_s(found.bytes)
         while not check.finished:
             self._patiently(self._renew)
-            time.sleep(TICK_S)
+            if self.draining or self._patiently(self._asked_to_end):
+                why = (
+                    f"checkpoint {found.id} could not be loaded, and there was no time to compare it with its manifest"
+                )
+                return Outcome("lost", "checkpoint", why)
+            if time.monotonic() > late_at:
+                return outcome
+            time.sleep(ATTEND_EVERY_S)
         fault = check.fault
         if fault is None or not check.damaged:
             return outcome
@@ -148,6 +156,10 @@ class Supervisor:
 
         self._patiently(tell)
         return Outcome("lost", "checkpoint_damaged", f"checkpoint {found.id} could not be loaded: {fault}")
+
+    def _asked_to_end(self) -> bool:
+        with self.sessions() as session:
+            return any(command.kind in ("stop", "kill") for command in open_commands(session, self.run_id))
 
     def drain(self, signum: int = 0, frame: FrameType | None = None) -> None:
         """Save, stop, and put the run back into the queue."""
@@ -303,7 +315,10 @@ class Supervisor:
             return 0
 
         try:
-            return self._patiently(write)
+            status = self._patiently(write)
+            if attempt is not None and outcome.kind not in ("requeued", "lost"):
+                attempt.pruner.finish(lambda: self.draining)
+            return status
         except LeaseLost as lost:
             log.warning("the outcome no longer counts: %s", lost)
             return 3

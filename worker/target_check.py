@@ -25,6 +25,10 @@ BROKEN_OFF = "comparing it with its manifest broke off, and the log of whoever c
 UNREADABLE = "it could not be read, so nobody knows whether it is whole: {}; ask again when the disk answers"
 
 
+# Of one process. Others wait: each reads a whole checkpoint, and more at once only make all of them later.
+MOST_AT_ONCE = 4
+
+
 class TargetCheck:
     """One comparison, begun when this is made.
 
@@ -61,6 +65,13 @@ class TargetChecks:
     def __init__(self) -> None:
         self._checks: dict[str, TargetCheck] = {}
 
+    def begin(self, command_id: str, run_dir: Path, path: str, manifest_sha256: str) -> TargetCheck | None:
+        """Begin one; None when too many are under way."""
+        if sum(not check.finished for check in self._checks.values()) >= MOST_AT_ONCE:
+            return None
+        check = self._checks[command_id] = TargetCheck(run_dir, path, manifest_sha256)
+        return check
+
     def settled(self, session: Session, asked: OpenRollback, run_dir: Path, remaining_s: float) -> bool:
         """Whether the checkpoint is known to be whole; called again until it is, or the roll back has failed.
 
@@ -74,10 +85,8 @@ class TargetChecks:
         except TargetUnusable as error:
             fail_rollback(session, asked, str(error), damaged=False)
             return False
-        check = self._checks.get(command.id)
-        if check is None:
-            check = self._checks[command.id] = TargetCheck(run_dir, target.path, target.manifest_sha256)
-        if not check.finished:
+        check = self._checks.get(command.id) or self.begin(command.id, run_dir, target.path, target.manifest_sha256)
+        if check is None or not check.finished:
             if remaining_s <= 0:
                 mark_finished(session, command.id, "timed_out", LATE)
             return False

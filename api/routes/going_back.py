@@ -15,7 +15,7 @@ from api.preconditions import IfMatch, check_if_match, run_etag
 from api.routes.runs import IdempotencyKey, key_missing, run_message
 from api.schemas import Command, Run
 from store import audit, idempotency, run_read
-from store.checkpoints import locked_checkpoint
+from store.checkpoints import locked_checkpoint, longest_comparison_s
 from store.commands import request_command, request_requeue
 from store.ids import new_id
 from store.rollback import StaleVersion, TargetUnusable, Wish, request_rollback, usable
@@ -25,9 +25,6 @@ router = APIRouter(prefix="/v1/runs/{run_id}", tags=["runs"])
 
 PAUSE_DEADLINE_S = 60.0
 CHECKPOINT_DEADLINE_S = 600.0  # It is made between two iterations, and those may be long.
-# Comparing a checkpoint with its manifest reads all of it; slow disks read 50 MB in a second.
-ROLLBACK_DEADLINE_S = 120.0
-SLOW_DISK_BYTES_PER_S = 50e6
 
 DryRun = Annotated[bool, Query(description="Only say what it would mean; nothing is stored.")]
 
@@ -77,7 +74,7 @@ def roll_back_run(
                     command_id=command_id,
                     requested_by=who.name,
                     version=version,
-                    deadline_s=ROLLBACK_DEADLINE_S + found.target.bytes / SLOW_DISK_BYTES_PER_S,
+                    deadline_s=longest_comparison_s(found.target.bytes),
                 )
             except StaleVersion as error:
                 sentence = f"The run is at {run_etag(error.version)} now: read it again, then decide."

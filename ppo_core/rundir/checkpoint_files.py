@@ -20,6 +20,7 @@ from ppo_core.rundir.segments import SegmentDir, segments
 
 MANIFEST = "manifest.json"
 _CHECKPOINT = re.compile(r"^iter-(\d{6,})$")
+_GONE = ".gone"
 
 
 def checkpoint_iteration(folder: Path) -> int | None:
@@ -189,6 +190,21 @@ def remove_leftovers(segment: SegmentDir) -> None:
             for child in earlier.checkpoints.glob(".iter-*.tmp"):
                 shutil.rmtree(child, ignore_errors=True)
             _remove_half_samples(earlier)
+
+
+def set_leftovers_aside(segment: SegmentDir) -> list[Path]:
+    """Give what killed writers left half-done of a segment's checkpoints names that no writer uses; returns them.
+
+    Quick, so that it can be done while nobody may begin to write there; removing them may take long.
+    """
+    aside = []
+    for child in segment.checkpoints.glob(".iter-*"):
+        gone = child if child.name.endswith(_GONE) else child.with_name(child.name + _GONE)
+        with contextlib.suppress(OSError):  # somebody else removes it just now
+            child.rename(gone)
+            aside.append(gone)
+    _remove_half_samples(segment)
+    return aside
 
 
 def _remove_half_samples(segment: SegmentDir) -> None:

@@ -1,6 +1,7 @@
 """Checkpoints go by the rules, never before a newer one was verified, never when pinned or started from."""
 
 import shutil
+import threading
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -196,6 +197,16 @@ def test_a_fault_of_one_look_is_not_the_end_of_pruning(saved: Claimed, monkeypat
     wait_until(lambda: len(looks) == 1)
     pruner.look()
     wait_until(lambda: len(looks) == 2)
+
+
+def test_after_the_last_save_one_more_look_is_waited_for(saved: Claimed, monkeypatch: pytest.MonkeyPatch) -> None:
+    pruner = Pruner(saved.sessions, saved.run_id, saved.token, saved.run_dir, rules_of(SPEC))
+    pruner.finish(lambda: False)
+    assert _on_disk(saved) == [15, 20]
+    may_end = threading.Event()
+    monkeypatch.setattr(pruner, "prune", lambda: may_end.wait(30))
+    pruner.finish(lambda: True)  # asked to go, it does not wait for a slow disk
+    may_end.set()
 
 
 def test_a_row_that_leads_elsewhere_removes_nothing_there(

@@ -9,15 +9,18 @@ import pytest
 from sqlalchemy import func, select
 
 from ppo_core.rundir import JournalWriter
-from store.commands import time_out_unattended
+from store.commands import request_command, time_out_unattended
 from store.ids import new_id
 from store.models import Checkpoint, Command
 from store.rollback import Wish, open_rollback, request_rollback
 from store.runs import transition
 from tests.worker.conftest import Claimed
 from tests.worker.platform import wait_until
-from worker import target_check
+from worker import supervise, target_check
 from worker.delivery import Delivery
+from worker.outcome import Outcome
+from worker.settings import WorkerSettings
+from worker.supervise import Supervisor
 from worker.target_check import TargetChecks
 
 
@@ -137,3 +140,56 @@ def test_one_found_whole_is_not_too_late_for_its_run(claimed: Claimed, asked: st
     with claimed.sessions.begin() as session:
         assert time_out_unattended(session) == 0
     assert status(claimed, asked) == "delivered"
+
+
+def test_no_more_than_a_few_are_compared_at_once(claimed: Claimed, asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others wait their turn, but not for ever."""
+    monkeypatch.setattr(target_check, "MOST_AT_ONCE", 1)
+    busy, checks = threading.Event(), TargetChecks()
+    with monkeypatch.context() as patch:
+        patch.setattr(target_check, "check_stored", lambda *_: busy.wait(30))
+        checks.begin("c-other", claimed.run_dir, "segment-0001/checkpoints/iter-000005", "")
+    assert not settled(claimed, checks)
+    busy.set()
+    wait_until(lambda: settled(claimed, checks))
+
+
+def test_waiting_for_a_turn_ends_with_the_deadline(
+    claimed: Claimed, asked: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(target_check, "MOST_AT_ONCE", 0)
+    checks = TargetChecks()
+    assert not settled(claimed, checks)
+    assert status(claimed, asked) == "pending"
+    assert not settled(claimed, checks, remaining_s=-1)
+    assert status(claimed, asked) == "timed_out"
+
+
+@pytest.mark.parametrize("asked_to", ["drain", "stop", None])
+def test_a_supervisor_that_compares_what_was_not_loaded_still_listens(
+    claimed: Claimed, monkeypatch: pytest.MonkeyPatch, asked_to: str | None
+) -> None:
+    """The disk does not come to an end with it: a drain, a stop and the deadline do not wait."""
+    claimed.prepare()
+    journal = JournalWriter(claimed.segment().journal)
+    journal.append("checkpoint", 5, claimed.save(5))
+    journal.close()
+    claimed.lose()
+    claimed.claim()
+    prepared = claimed.prepare()
+    slow = threading.Event()
+    monkeypatch.setattr(target_check, "check_stored", lambda *_: slow.wait(30))
+    monkeypatch.setattr(supervise, "longest_comparison_s", lambda _: 30.0 if asked_to else 0.1)
+    url = claimed.sessions.kw["bind"].url.render_as_string(hide_password=False)
+    supervisor = Supervisor(WorkerSettings(DATABASE_URL=url, data_dir=claimed.data), claimed.run_id, claimed.token)
+    supervisor.draining = asked_to == "drain"
+    if asked_to == "stop":
+        with claimed.sessions.begin() as session:
+            request_command(session, claimed.run_id, "stop", "ada", 60)
+    failed = Outcome("failed", "checkpoint", "it could not be loaded")
+    try:
+        outcome = supervisor._blame_checkpoint(prepared, failed)
+    finally:
+        slow.set()
+        supervisor.engine.dispose()
+    assert outcome.kind == ("lost" if asked_to else "failed")
