@@ -96,17 +96,11 @@ def fork_preview(plan: Plan) -> ForkPreview:
 def rollback_preview(plan: Plan) -> RollbackPreview:
     """What `plan` means as a roll back."""
     behind = plan.left_behind
-    preview = RollbackPreview(
+    return RollbackPreview(
         **_preview(plan),
         left_behind=None if behind is None else LeftBehind.model_validate(behind),
         repeats_exactly=_repeats_exactly(plan),
     )
-    if preview.repeats_exactly and behind is not None:
-        preview.warnings.append(
-            "Nothing that alters numbers changes: it would do again, bit for bit, what followed this checkpoint. Set "
-            "data.seed for another order of prompts and other samples."
-        )
-    return preview
 
 
 def _target(database: Session, data_dir: Path, run_id: str, checkpoint_id: str) -> CheckpointRow:

@@ -29,6 +29,10 @@ Wait = Annotated[
         help="Until it has been done, not until the run ends. Exit code 1 when it was not, 5 after --timeout.",
     ),
 ]
+REPEATS = (
+    "nothing that alters numbers changes: it would do again, bit for bit, what followed the checkpoint; set data.seed "
+    "for another order of prompts and other samples"
+)
 Timeout = Annotated[float | None, typer.Option(min=0, help="Seconds that --wait takes at most.", show_default=False)]
 
 
@@ -168,7 +172,10 @@ def _preview(preview: RollbackPreview | ForkPreview, json: bool) -> None:
     for change in preview["changes"]:
         values = f"{change['at_checkpoint']} at the checkpoint, {change['now']} now, {change['then']} then"
         show.line(f"{change['path']}: {values}")
-    show.dry_run(preview["meaning"], preview["warnings"], "nothing was changed")
+    warnings = list(preview["warnings"])
+    if behind is not None and preview.get("repeats_exactly"):
+        warnings.append(REPEATS)
+    show.dry_run(preview["meaning"], warnings, "nothing was changed")
 
 
 def _segment_table(found: list[Segment]) -> None:

@@ -280,11 +280,11 @@ class Client:
 
     def checkpoints(self, run_id: str) -> list[Checkpoint]:
         """All checkpoints of a run, oldest first."""
-        return cast(list[Checkpoint], self._connection.get(f"/v1/runs/{_part(run_id)}/checkpoints")["items"])
+        return list(cast(Iterator[Checkpoint], self._connection.pages(_run(run_id, "checkpoints"), {})))
 
     def segments(self, run_id: str) -> list[Segment]:
         """The stretches of a run's history, in the order in which they began."""
-        return cast(list[Segment], self._connection.get(f"/v1/runs/{_part(run_id)}/segments")["items"])
+        return list(cast(Iterator[Segment], self._connection.pages(_run(run_id, "segments"), {})))
 
     def gc_preview(
         self, run_id: str, *, keep_last: int | None = None, keep_every: int | None = None, keep_best: int | None = None

@@ -187,13 +187,14 @@ def find_command(session: Session, run_id: str, command_id: str) -> Command | No
     return session.scalar(select(Command).where(Command.run_id == run_id, Command.id == command_id))
 
 
-def list_checkpoints(session: Session, run_id: str) -> Sequence[Checkpoint]:
-    """Checkpoints of all segments in the order in which they were made."""
-    return session.scalars(
-        select(Checkpoint)
-        .where(Checkpoint.run_id == run_id)
-        .order_by(Checkpoint.segment, Checkpoint.iteration, Checkpoint.created_at)
-    ).all()
+def list_checkpoints(
+    session: Session, run_id: str, *, after: tuple[int, int] | None = None, limit: int | None = None
+) -> Sequence[Checkpoint]:
+    """Checkpoints by segment, then iteration. `after` is the (segment, iteration) of the last one already seen."""
+    query = select(Checkpoint).where(Checkpoint.run_id == run_id).order_by(Checkpoint.segment, Checkpoint.iteration)
+    if after is not None:
+        query = query.where(tuple_(Checkpoint.segment, Checkpoint.iteration) > after)
+    return session.scalars(query.limit(limit)).all()
 
 
 def list_samples(

@@ -9,6 +9,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Response
 from fastapi.responses import StreamingResponse
 
+from api import cursors
 from api.archive import Part, open_archive
 from api.auth import least
 from api.checkpoint_messages import (
@@ -46,12 +47,21 @@ KeepBest = Annotated[int | None, Query(ge=0, le=1000, description="Default: what
 
 
 @router.get("", openapi_extra=least("viewer"))
-def list_checkpoints(run_id: str, database: Database) -> Page[Checkpoint]:
-    """All checkpoints of a run's segments, oldest first, each with the reasons for which it stays."""
+def list_checkpoints(
+    run_id: str,
+    database: Database,
+    cursor: Annotated[str | None, Query(max_length=200)] = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 200,
+) -> Page[Checkpoint]:
+    """Checkpoints of a run's segments, oldest first, each with the reasons for which it stays."""
     run = _run(database, run_id)
     reasons = reasons_to_stay(database, run)
+    after = cursors.decode_numbers(cursor) if cursor else None
+    rows = run_read.list_checkpoints(database, run_id, after=after, limit=limit + 1)
+    last = rows[limit - 1] if len(rows) > limit else None
     return Page[Checkpoint](
-        items=[checkpoint_message(row, reasons.get(row.id, ())) for row in run_read.list_checkpoints(database, run_id)]
+        items=[checkpoint_message(row, reasons.get(row.id, ())) for row in rows[:limit]],
+        next=cursors.encode(last.segment, last.iteration) if last else None,
     )
 
 

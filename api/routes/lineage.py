@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Query
 
+from api import cursors
 from api.auth import least
 from api.deps import Database
 from api.errors import not_found
@@ -28,9 +29,20 @@ router = APIRouter(prefix="/v1/runs/{run_id}", tags=["lineage"])
 
 
 @router.get("/segments", openapi_extra=least("viewer"))
-def list_segments(run_id: str, database: Database) -> Page[Segment]:
-    """All segments of a run, oldest first: roll backs and restarts begin one, and none is ever removed."""
-    return Page[Segment](items=[Segment(**_fields(one), changes=_changes(one)) for one in _standings(database, run_id)])
+def list_segments(
+    run_id: str,
+    database: Database,
+    cursor: Annotated[str | None, Query(max_length=200)] = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 200,
+) -> Page[Segment]:
+    """Segments of a run, oldest first: roll backs and restarts begin one, and none is ever removed."""
+    after = cursors.decode_numbers(cursor)[0] if cursor else 0
+    later = [one for one in _standings(database, run_id) if one.segment.number > after]
+    page = later[:limit]
+    return Page[Segment](
+        items=[Segment(**_fields(one), changes=_changes(one)) for one in page],
+        next=cursors.encode(page[-1].segment.number, 0) if len(later) > limit else None,
+    )
 
 
 @router.get("/segments/{number}", openapi_extra=least("viewer"))

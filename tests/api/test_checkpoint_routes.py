@@ -84,6 +84,19 @@ def test_each_is_listed_with_the_reasons_for_which_it_stays(viewer: TestClient, 
     assert {item["verified_at"] for item in items} == {"2026-11-01T00:00:00.000Z"}
 
 
+def test_the_list_comes_in_pages(viewer: TestClient, saved: SavedRun) -> None:
+    address = f"/v1/runs/{saved.run_id}/checkpoints"
+    whole = viewer.get(address).json()["items"]
+    pages, cursor = [], None
+    while cursor is not None or not pages:
+        page = viewer.get(address, params={"limit": 1} | ({"cursor": cursor} if cursor else {})).json()
+        pages.append(page["items"])
+        cursor = page["next"]
+    assert len(pages) == len(whole) > 2
+    assert [item for page in pages for item in page] == whole
+    assert viewer.get(address, params={"cursor": "junk"}).status_code == 422
+
+
 def test_a_preview_says_what_would_go_under_the_runs_rules_and_under_others(
     viewer: TestClient, saved: SavedRun
 ) -> None:

@@ -309,7 +309,6 @@ def test_a_preview_stores_nothing_and_says_what_would_be_left_behind(trained: Tr
     assert found["checkpoint"]["id"] == target
     assert found["changes"] == []
     assert found["repeats_exactly"] is True
-    assert any("bit for bit" in warning for warning in found["warnings"])
     assert found["meaning"]
     assert trained.num_commands() == 0
 
@@ -514,6 +513,17 @@ def test_segments_say_where_they_stand_on_the_active_line(trained: Trained) -> N
     assert "coef: 0.1" in detail["spec_yaml"]
     assert trained.operator.get(f"/v1/runs/{trained.id}/segments/3").status_code == 404
     assert trained.operator.get("/v1/runs/r-no/segments").status_code == 404
+
+
+def test_segments_come_in_pages(trained: Trained) -> None:
+    with trained.sessions.begin() as session:
+        for number in (2, 3):
+            session.add(Segment(run_id=trained.id, number=number, kind="recovery", spec={}))
+    address = f"/v1/runs/{trained.id}/segments"
+    first = trained.operator.get(address, params={"limit": 2}).json()
+    rest = trained.operator.get(address, params={"limit": 2, "cursor": first["next"]}).json()
+    numbers = [item["number"] for page in (first, rest) for item in page["items"]]
+    assert (numbers, rest["next"]) == ([1, 2, 3], None)
 
 
 def test_lineage_holds_ancestors_and_descendants_once(trained: Trained) -> None:

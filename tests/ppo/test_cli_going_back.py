@@ -141,6 +141,7 @@ def test_a_preview_changes_nothing_and_tells_all(client: Client, run: SavedRun) 
     assert "30 iterations (21 to 50) ×" in told.output
     assert "nothing was changed" in told.output
     assert "segment 1, 1 checkpoint\n" in invoke("rollback", run.run_id, "30", "--dry-run").output
+    assert "bit for bit" in invoke("rollback", run.run_id, "20", "--dry-run").output
     same = answer("rollback", run.run_id, "20", "--dry-run")
     assert same["repeats_exactly"] is True
     assert client.run(run.run_id)["open_commands"] == []

@@ -39,16 +39,16 @@ const REQUESTS: Partial<Record<RunState, Request[]>> = {
   failed: ["retry"],
   cancelled: ["retry"],
 };
-const SETTLING: ReadonlySet<RunState> = new Set(["recovering", "stopping", "killing"]);
 
 export function requestsOf(state: RunState): Request[] {
   return REQUESTS[state] ?? [];
 }
 
-/** Why the run cannot go back to a checkpoint; null when it can. */
-export function whyNoWayBack(state: RunState, saved: boolean, canOperate: boolean): string | null {
+/** Why the run cannot go back to a checkpoint; null when it can, as in all states of a run that nobody stops. */
+export function whyNoWayBack(state: RunState, open: readonly string[], saved: boolean, canOperate: boolean): string | null {
   if (!saved) return "There is no good checkpoint to go back to.";
-  if (SETTLING.has(state)) return `The run is ${state}; wait until it has come to rest.`;
+  if (state === "killing" || ["stop", "kill"].some((kind) => open.includes(kind))) return "The run is being stopped; wait until it has come to rest.";
+  if (open.includes("rollback")) return "A roll back is under way.";
   return canOperate ? null : "Your role may look, not ask anything of runs.";
 }
 

@@ -197,10 +197,14 @@ describe("what can be asked", () => {
   });
 
   it("says why there is no way back", () => {
-    expect(whyNoWayBack("running", true, true)).toBeNull();
-    expect(whyNoWayBack("running", false, true)).toContain("no good checkpoint");
-    expect(whyNoWayBack("stopping", true, true)).toContain("stopping");
-    expect(whyNoWayBack("failed", true, false)).toContain("role");
+    for (const state of ["running", "recovering", "stopping", "failed"] as const) {
+      expect(whyNoWayBack(state, ["pause", "checkpoint"], true, true)).toBeNull();
+    }
+    expect(whyNoWayBack("running", [], false, true)).toContain("no good checkpoint");
+    expect(whyNoWayBack("stopping", ["stop"], true, true)).toContain("being stopped");
+    expect(whyNoWayBack("killing", [], true, true)).toContain("being stopped");
+    expect(whyNoWayBack("succeeded", ["rollback"], true, true)).toContain("under way");
+    expect(whyNoWayBack("failed", [], true, false)).toContain("role");
   });
 
   it("says what is left behind", () => {

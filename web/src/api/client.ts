@@ -1,6 +1,6 @@
 /** HTTP to the api: JSON in and out, the CSRF header on mutations, problem+json as an error. Knows no resource. */
 
-import type { Problem } from "./types";
+import type { Page, Problem } from "./types";
 
 export class ApiError extends Error {
   constructor(readonly problem: Problem) {
@@ -32,6 +32,18 @@ export function withQuery(path: string, query: Query = {}): string {
 
 export async function get<T>(path: string, query?: Query, signal?: AbortSignal): Promise<T> {
   return send<T>("GET", withQuery(path, query), undefined, {}, signal);
+}
+
+/** The items of a list that comes in pages. */
+export async function allPages<T>(path: string): Promise<T[]> {
+  const items: T[] = [];
+  let cursor: string | null = null;
+  do {
+    const page: Page<T> = await get<Page<T>>(path, { cursor, limit: 1000 });
+    items.push(...page.items);
+    cursor = page.next;
+  } while (cursor !== null);
+  return items;
 }
 
 /** What was read, and the mark of this version, which a change of it must name. */

@@ -1,6 +1,6 @@
 /** The api's resources as functions. */
 
-import { get, getTagged, patch, post, remove, type Query } from "./client";
+import { allPages, get, getTagged, patch, post, remove, type Query } from "./client";
 import type {
   Checkpoint, Command, DryRun, EventPage, ForkPreview, GcPreview, LatestMetrics, Lineage, LogPart, MetricDefinition,
   MetricsQuery, Page, Preset, RollbackPreview, Run, RunDetail, Sample, Segment, SegmentDetail, SpecSchema,
@@ -38,9 +38,7 @@ export const previewFork = (id: string, body: GoingBack, signal?: AbortSignal): 
 export const fork = (id: string, body: GoingBack, idempotencyKey: string): Promise<Run> =>
   post(`${runPath(id)}/forks`, body, { "Idempotency-Key": idempotencyKey });
 
-export async function listSegments(id: string): Promise<Segment[]> {
-  return (await get<Page<Segment>>(`${runPath(id)}/segments`)).items;
-}
+export const listSegments = (id: string): Promise<Segment[]> => allPages(`${runPath(id)}/segments`);
 export const readSegment = (id: string, number: number): Promise<SegmentDetail> => get(`${runPath(id)}/segments/${number}`);
 export const readLineage = (id: string): Promise<Lineage> => get(`${runPath(id)}/lineage`);
 
@@ -50,7 +48,7 @@ export const queryMetrics = (query: Query, signal?: AbortSignal): Promise<Metric
 
 export const listSamples = (id: string, query: Query): Promise<Page<Sample>> => get(`${runPath(id)}/samples`, query);
 export const sampleTokens = (sample: number): Promise<TokenRecord> => get(`/v1/samples/${sample}/tokens`);
-export const listCheckpoints = (id: string): Promise<Page<Checkpoint>> => get(`${runPath(id)}/checkpoints`);
+export const listCheckpoints = (id: string): Promise<Checkpoint[]> => allPages(`${runPath(id)}/checkpoints`);
 
 const checkpointPath = (run: string, id: string): string => `${runPath(run)}/checkpoints/${encodeURIComponent(id)}`;
 

@@ -19,6 +19,8 @@ export class RunStore {
   checkpoints = $state.raw<Checkpoint[]>([]);
   segments = $state.raw<Segment[]>([]);
   commands = $state.raw<Command[]>([]);
+  /** Kinds of what was asked and has no outcome yet. */
+  openKinds = $derived(this.commands.filter((command) => !command.finished_at).map((command) => command.kind));
   latest = $state.raw<Map<string, LatestMetric>>(new Map());
   /** Why the last request was refused. */
   trouble = $state.raw<Problem | null>(null);
@@ -62,7 +64,7 @@ export class RunStore {
       this.charts.activeSegment = run.active_segment;
       this.seq = run.event_seq;
       void this.#readOutcomes(run.open_commands);
-      this.checkpoints = checkpoints.items;
+      this.checkpoints = checkpoints;
       this.segments = segments;
       this.latest = new Map(metrics.latest.map((metric) => [metric.name, metric]));
       this.problem = null;
@@ -143,7 +145,7 @@ export class RunStore {
 
   async readCheckpoints(): Promise<void> {
     try {
-      this.checkpoints = (await listCheckpoints(this.id)).items;
+      this.checkpoints = await listCheckpoints(this.id);
     } catch {
       // Read again with the next one.
     }
