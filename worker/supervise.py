@@ -315,10 +315,7 @@ class Supervisor:
             return 0
 
         try:
-            status = self._patiently(write)
-            if attempt is not None and outcome.kind not in ("requeued", "lost"):
-                attempt.pruner.finish(lambda: self.draining)
-            return status
+            return self._patiently(write)
         except LeaseLost as lost:
             log.warning("the outcome no longer counts: %s", lost)
             return 3

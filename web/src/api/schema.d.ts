@@ -229,7 +229,7 @@ export interface paths {
         };
         /**
          * List Segments
-         * @description All segments of a run, oldest first: roll backs and restarts begin one, and none is ever removed.
+         * @description Segments of a run, oldest first: roll backs and restarts begin one, and none is ever removed.
          */
         get: operations["list_segments"];
         put?: never;
@@ -389,7 +389,7 @@ export interface paths {
         };
         /**
          * List Checkpoints
-         * @description All checkpoints of a run's segments, oldest first, each with the reasons for which it stays.
+         * @description Checkpoints of a run's segments, oldest first, each with the reasons for which it stays.
          */
         get: operations["list_checkpoints"];
         put?: never;
@@ -2751,7 +2751,10 @@ export interface operations {
     };
     list_segments: {
         parameters: {
-            query?: never;
+            query?: {
+                cursor?: string | null;
+                limit?: number;
+            };
             header?: never;
             path: {
                 run_id: string;
@@ -3016,7 +3019,10 @@ export interface operations {
     };
     list_checkpoints: {
         parameters: {
-            query?: never;
+            query?: {
+                cursor?: string | null;
+                limit?: number;
+            };
             header?: never;
             path: {
                 run_id: string;
