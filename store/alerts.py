@@ -32,6 +32,15 @@ Severity = Literal["warning", "critical"]
 MAX_TEXT = 20_000
 
 
+class Sign(BaseModel):
+    """One piece of evidence: how a metric stood, and stands."""
+
+    metric: str | None = None
+    then: Any = None
+    now: Any = None
+    text: str = Field("", max_length=MAX_TEXT)
+
+
 class Suggestion(BaseModel):
     """Where the trainer would go back to, `segment:iteration`, and with which settings."""
 
@@ -58,7 +67,7 @@ class AlertNews(BaseModel):
     value: float | None
     baseline: float | None
     bound: float | None
-    evidence: list[dict[str, Any]] = Field(max_length=200)
+    evidence: list[Sign] = Field(max_length=200)
     snapshot: dict[str, list[tuple[int, float | None]]] = Field(max_length=500)
     action: Literal["note", "pause", "stop"]
     suggestion: Suggestion | None
@@ -120,18 +129,28 @@ def take_news(
     if found is None:
         session.add(alert)
     session.flush()
-    if alert.status != "left" and not is_snoozed(alert):
-        announce(
-            session, f"alert.{news.status}", {"run": {"id": run.id, "name": run.name}, "alert": told_fields(alert)}
-        )
+    if alert.status != "left":
+        _announce(session, run, alert, news.status)
     return alert
 
 
+def _announce(session: Session, run: Run, alert: Alert, what: str) -> None:
+    if not is_snoozed(alert):
+        announce(session, f"alert.{what}", {"run": {"id": run.id, "name": run.name}, "alert": told_fields(alert)})
+
+
 def settle_alerts(session: Session, run_id: str) -> None:
-    """How every alert of a run stands on the line that is now its active one."""
+    """How every alert of a run stands on the line that is now its active one.
+
+    Webhooks hear of what is open no longer as cleared, and of what is open again as raised.
+    """
     line = active_line(session, run_id)
+    run = session.get_one(Run, run_id)
     for alert in session.scalars(select(Alert).where(Alert.run_id == run_id)):
+        before = alert.status
         _settle(alert, line)
+        if "open" in (before, alert.status) and alert.status != before:
+            _announce(session, run, alert, "raised" if alert.status == "open" else "cleared")
     session.flush()
 
 
@@ -183,9 +202,10 @@ def _new_row(run_id: str, segment: int, news: AlertNews, time: datetime) -> Aler
 
 def _description(news: AlertNews) -> dict[str, Any]:
     """What may read otherwise once an alert has become critical."""
-    texts = ("title", "detail", "meaning", "remedy", "metrics", "evidence", "action", "value", "baseline", "bound")
+    texts = ("title", "detail", "meaning", "remedy", "metrics", "action", "value", "baseline", "bound")
     return {
         **{name: getattr(news, name) for name in texts},
+        "evidence": [sign.model_dump() for sign in news.evidence],
         "snapshot": {name: [list(point) for point in points] for name, points in news.snapshot.items()},
         "suggestion": None if news.suggestion is None else news.suggestion.model_dump(),
     }

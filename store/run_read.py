@@ -14,6 +14,7 @@ from typing import Literal
 from sqlalchemy import and_, or_, select, tuple_
 from sqlalchemy.orm import Session
 
+from store.alerts import NO_ALERTS, OpenCounts, open_counts
 from store.models import (
     Checkpoint,
     Command,
@@ -41,6 +42,7 @@ class RunStanding:
     hint: str | None
     waiting_reason: str | None
     latest: Mapping[str, float | None]
+    alerts: OpenCounts
 
 
 # Runs
@@ -157,12 +159,17 @@ def _standings(session: Session, runs: Sequence[Run]) -> list[RunStanding]:
         .where(LatestMetric.run_id.in_([run.id for run in runs]))
     ):
         latest[run_id][name] = value
+    alerts = open_counts(session, [run.id for run in runs])
     waiting = waiting_reasons(session, [run for run in runs if run.state == "queued"], now)
     standings = []
     for run in runs:
         health = run_health(run, now)
         code, detail, hint = _reason(session, run, health, now)
-        standings.append(RunStanding(run, health, code, detail, hint, waiting.get(run.id), latest[run.id]))
+        standings.append(
+            RunStanding(
+                run, health, code, detail, hint, waiting.get(run.id), latest[run.id], alerts.get(run.id, NO_ALERTS)
+            )
+        )
     return standings
 
 

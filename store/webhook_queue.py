@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, timedelta
 from typing import Any
 
 from sqlalchemy import delete, func, insert, select, update
@@ -79,7 +79,8 @@ def claim(session: Session, lease_s: float, busy: Collection[str]) -> Claimed | 
         return None
     delivery = session.get_one(WebhookDelivery, delivery_id)
     delivery.attempts += 1
-    delivery.next_attempt_at = datetime.now(UTC) + timedelta(seconds=lease_s)
+    # The database's clock: that of a sender may be off by more than the lease.
+    delivery.next_attempt_at = func.clock_timestamp() + timedelta(seconds=lease_s)
     webhook = session.get_one(Webhook, delivery.webhook_id)
     event = session.get_one(WebhookEvent, delivery.event_id)
     session.flush()
@@ -131,7 +132,9 @@ def switch_off(session: Session, webhook_id: str, reason: str) -> None:
 def send_again(session: Session, delivery: WebhookDelivery) -> None:
     """Give a message a whole new budget of attempts, under its old id."""
     delivery.status, delivery.attempts, delivery.finished_at = "pending", 0, None
-    delivery.next_attempt_at = datetime.now(UTC)
+    delivery.next_attempt_at = func.now()
+    session.flush()
+    session.refresh(delivery)
 
 
 def forget_old(session: Session) -> int:

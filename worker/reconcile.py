@@ -3,7 +3,8 @@
 Every few seconds: leases that ran out make their runs `recovering`, and once the processes of the lost attempt are
 proved gone the run is queued again, or failed. Silent workers are gone, stray slots are freed, commands that nobody
 takes up time out, and the files of deleted checkpoints go. Twice a second: runs that nobody holds go back to the
-checkpoints that they were asked to. Any number may run; an advisory lock lets one of them work.
+checkpoints that they were asked to. Any number may run; an advisory lock lets one of them work. A thread beside it
+sends what waits for webhooks (`worker.webhooks`).
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from worker.outcome import from_end, write_outcome
 from worker.processes import kill_marked
 from worker.resting_rollbacks import RestingRollbacks
 from worker.settings import WorkerSettings, read_settings
+from worker.webhooks import WebhookSender
 
 log = logging.getLogger("worker.reconcile")
 
@@ -193,10 +195,15 @@ class Reconciler:
 
 def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stdout)
-    reconciler = Reconciler(read_settings())
+    # It tells whole addresses, and those of webhooks may hold secrets.
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    settings = read_settings()
+    reconciler, sender = Reconciler(settings), WebhookSender(settings)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: reconciler.stopping.set())
+    sender.start()
     reconciler.run()
+    sender.stop()
     return 0
 
 

@@ -6,10 +6,12 @@ import shlex
 import socket
 import sys
 from pathlib import Path
-from typing import Self
+from typing import Annotated, Self
 
-from pydantic import Field, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import Field, field_validator, model_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from store.webhook_hosts import WebhookHosts
 
 
 class WorkerSettings(BaseSettings):
@@ -33,7 +35,18 @@ class WorkerSettings(BaseSettings):
     poll_s: float = Field(5, gt=0, description="How often worker and reconciler look by themselves.")
     drain_s: float = Field(780, gt=0, description="How long a draining worker's runs have to save and stop.")
     rollback_stop_s: float = Field(60, gt=0, description="How long a trainer has to save before its run goes back.")
+    webhook_hosts: Annotated[WebhookHosts, NoDecode] = Field(
+        WebhookHosts(), description="Hosts that webhooks may be sent to, by commas; none: nothing is sent."
+    )
+    webhook_timeout_s: float = Field(10, gt=0, le=120, description="How long a webhook's receiver has to answer.")
+    webhook_first_wait_s: float = Field(5, gt=0, description="Wait before a webhook's second attempt; then 4 times it.")
+    webhook_attempts: int = Field(8, ge=1, le=20, description="Attempts before a webhook's message is given up.")
     trainer_command: str | None = Field(None, description="Replaces `python -m ppo_core.main`; same arguments.")
+
+    @field_validator("webhook_hosts", mode="before")
+    @classmethod
+    def _read_webhook_hosts(cls, value: object) -> object:
+        return WebhookHosts.parse(value) if isinstance(value, str) else value
 
     @model_validator(mode="after")
     def _renews_in_time(self) -> Self:

@@ -17,7 +17,9 @@ from typing import Any, Literal, Protocol
 from ppo_core.errors import RunDirectoryError
 from ppo_core.rundir.files import fsync_folder
 
-EventType = Literal["started", "phase", "metrics", "samples", "checkpoint", "alert", "ack", "note", "shares", "end"]
+EventType = Literal[
+    "started", "phase", "metrics", "samples", "checkpoint", "alert", "preflight", "ack", "note", "shares", "end"
+]
 
 
 class ExitCode(enum.IntEnum):

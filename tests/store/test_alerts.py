@@ -120,8 +120,10 @@ def test_going_back_leaves_an_alert_and_going_back_again_opens_it(attempt: Attem
     tell(attempt, 8)
     go_back(attempt, 2, before)
     assert [alert.status for alert in rows(attempt)] == ["left"]
+    assert told(attempt) == ["alert.cleared", "alert.raised"]
     go_back(attempt, 3, after)
     assert [alert.status for alert in rows(attempt)] == ["open"]
+    assert told(attempt) == ["alert.cleared", "alert.raised", "alert.raised"]
 
 
 def test_an_alert_clears_in_a_later_segment_and_is_open_again_where_that_is_left(attempt: Attempt) -> None:

@@ -8,6 +8,8 @@ written as JSON in the environment variable PPO_SCRIPTED, and under `scripted` i
     nan_at, die_at, hang_at: iterations; `attempts` (a number, default 1) says in how many attempts the last two count
     end_at [iteration, code]                         fail_loading code    torn_at: dies in the middle of a line
     disk_full_at: iteration from which on no checkpoint can be written, in the first `attempts` attempts
+    alerts [payload, ...]: `alert` events, each at its own `iteration`, or at `cleared_at` for one that clears
+    preflight payload: a `preflight` event before the first iteration
     ignore_stop true: neither commands nor SIGTERM   children 3: one in a session of its own, one deaf to SIGTERM
 
 Of several ranks (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT) the first alone looks at commands and writes. All meet in
@@ -152,6 +154,8 @@ class ScriptedTrainer:
             },
         )
         self.witness(iteration, "started")
+        if self.knob("preflight") and iteration == 0:
+            self.journal.append("preflight", 0, self.knob("preflight"))
         while iteration < self.knobs["iterations"]:
             deadline = time.monotonic() + self.knobs["iteration_s"]
             while True:
@@ -191,6 +195,9 @@ class ScriptedTrainer:
         if self.knob("nan_at") == iteration:
             metrics["reward/score_mean"] = float("nan")
         self.journal.append("metrics", iteration, {**metrics, "data/response_tokens": 100.0})
+        for alert in self.knob("alerts") or ():
+            if alert.get("cleared_at", alert["iteration"]) == iteration:
+                self.journal.append("alert", iteration, alert)
         self.write_samples(iteration)
         self.witness(iteration, "iteration")
         if self.knob("end_at") and self.knob("end_at")[0] == iteration:
