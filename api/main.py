@@ -26,6 +26,7 @@ from api.hints import Hints
 from api.pages import PageRoute
 from api.readiness import Readiness
 from api.routes import (
+    alerts,
     auth,
     checkpoints,
     events,
@@ -38,6 +39,7 @@ from api.routes import (
     runs,
     samples,
     spec,
+    webhooks,
     workers,
 )
 from api.settings import ApiSettings
@@ -93,10 +95,12 @@ def create_app(settings: ApiSettings) -> FastAPI:
         metrics,
         samples,
         checkpoints,
+        alerts,
         events,
         logs,
         spec,
         workers,
+        webhooks,
         auth,
         keys,
         health,

@@ -85,6 +85,14 @@ class Command(Message):
     finished_at: Time | None
 
 
+class AlertCounts(Message):
+    """How many alerts are open, by severity; snoozed ones are counted apart."""
+
+    warning: int
+    critical: int
+    snoozed: int
+
+
 class Run(Message):
     """How a run stands."""
 
@@ -114,6 +122,7 @@ class Run(Message):
     event_seq: int
     waiting_reason: str | None = Field(description="Why a queued run does not start yet.")
     has_judge: bool = Field(description="False: nothing watches for reward hacking.")
+    alerts: AlertCounts = Field(description="Alerts that are open on the active line.")
     latest: dict[str, float | None] = Field(description="Newest value of each metric on the active line.")
 
 

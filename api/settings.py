@@ -10,6 +10,7 @@ from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from ppo_core.spec import EngineHosts, RewardHosts
+from store.webhook_hosts import WebhookHosts
 
 WEB_BUILD = Path(__file__).resolve().parent.parent / "web" / "dist"
 
@@ -30,6 +31,9 @@ class ApiSettings(BaseSettings):
     )
     engine_hosts: Annotated[EngineHosts, NoDecode] = Field(
         EngineHosts(), description="Hosts that specs may name for vLLM servers, by commas; none: no server at all."
+    )
+    webhook_hosts: Annotated[WebhookHosts, NoDecode] = Field(
+        WebhookHosts(), description="Hosts that webhooks may be sent to, by commas; none: no webhook at all."
     )
     allowed_hosts: Annotated[tuple[str, ...], NoDecode] = Field(
         ("127.0.0.1", "localhost", "[::1]"), description="Host names that requests may be addressed to, by commas."
@@ -57,6 +61,11 @@ class ApiSettings(BaseSettings):
     @classmethod
     def _read_engine_hosts(cls, value: object) -> object:
         return EngineHosts.parse(value) if isinstance(value, str) else value
+
+    @field_validator("webhook_hosts", mode="before")
+    @classmethod
+    def _read_webhook_hosts(cls, value: object) -> object:
+        return WebhookHosts.parse(value) if isinstance(value, str) else value
 
     @field_validator("allowed_hosts", mode="before")
     @classmethod

@@ -11,7 +11,7 @@ from api.auth import least
 from api.deps import Database, Hint, Settings, Who
 from api.errors import ProblemError, not_found
 from api.preconditions import IfMatch, check_if_match, run_etag
-from api.schemas import Command, DryRun, Page, Run, RunChange, RunDetail, SpecBody
+from api.schemas import AlertCounts, Command, DryRun, Page, Run, RunChange, RunDetail, SpecBody
 from api.specs import accept_spec, spec_fields, spec_yaml
 from ppo_core.estimate import estimate
 from store import audit, idempotency, run_read
@@ -207,7 +207,7 @@ def _detail(database: Database, run_id: str) -> RunDetail:
 
 def _fields(standing: RunStanding) -> dict[str, Any]:
     run = standing.run
-    derived = {"health", "reason_code", "reason_detail", "hint", "waiting_reason", "has_judge", "latest"}
+    derived = {"health", "reason_code", "reason_detail", "hint", "waiting_reason", "has_judge", "alerts", "latest"}
     return {
         **{name: getattr(run, name) for name in Run.model_fields.keys() - derived},
         "health": standing.health,
@@ -216,5 +216,6 @@ def _fields(standing: RunStanding) -> dict[str, Any]:
         "hint": standing.hint,
         "waiting_reason": standing.waiting_reason,
         "has_judge": bool((run.spec.get("gate") or {}).get("judge")),
+        "alerts": AlertCounts.model_validate(standing.alerts),
         "latest": standing.latest,
     }

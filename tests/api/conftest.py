@@ -22,6 +22,7 @@ from store.ids import new_id
 from store.models import Run
 from store.runs import create_run
 from store.session import make_engine, session_factory
+from store.webhook_hosts import WebhookHosts
 
 ADDRESS = "http://127.0.0.1"
 
@@ -67,6 +68,7 @@ def settings(module_url: str, root: Path, tmp_path_factory: pytest.TempPathFacto
         data_dir=tmp_path_factory.mktemp("data"),
         roots=(root,),
         reward_hosts=RewardHosts.parse("rewards.example"),
+        webhook_hosts=WebhookHosts.parse("hooks.example,127.0.0.1:9000"),
         web_build=tmp_path_factory.mktemp("no-web"),
     )
 

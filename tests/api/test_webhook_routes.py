@@ -1,0 +1,101 @@
+"""Webhooks over REST: made by admins alone, secret shown once, hosts checked, messages listed and sent again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from sqlalchemy import select
+from sqlalchemy.orm import Session, sessionmaker
+from starlette.testclient import TestClient
+
+from store.models import AuditEntry
+from store.webhook_queue import claim, mark_failed
+
+
+@pytest.fixture
+def create(admin: TestClient) -> Callable[..., dict[str, Any]]:
+    def post(**fields: Any) -> dict[str, Any]:
+        answer = admin.post("/v1/webhooks", json={"name": "chat", "url": "https://hooks.example/in", **fields})
+        assert answer.status_code == 201, answer.text
+        made: dict[str, Any] = answer.json()
+        return made
+
+    return post
+
+
+def test_the_secret_is_shown_once_and_never_audited(
+    admin: TestClient, operator: TestClient, create: Callable[..., dict[str, Any]], sessions: sessionmaker[Session]
+) -> None:
+    made = create(events=["alert.raised"])
+    assert made["secret"].startswith("whsec_")
+    assert operator.post("/v1/webhooks", json={"name": "x", "url": "https://hooks.example/"}).status_code == 403
+    rest = [admin.get("/v1/webhooks").text, admin.get(f"/v1/webhooks/{made['id']}").text]
+    changed = admin.patch(f"/v1/webhooks/{made['id']}", json={"name": "other", "enabled": False})
+    assert (changed.json()["name"], changed.json()["enabled"]) == ("other", False)
+    with sessions() as session:
+        rest += [str(row.detail) for row in session.scalars(select(AuditEntry).where(AuditEntry.target == made["id"]))]
+    assert len(rest) == 4
+    assert not any(made["secret"] in text for text in [*rest, changed.text])
+    assert admin.delete(f"/v1/webhooks/{made['id']}").status_code == 204
+    assert admin.get(f"/v1/webhooks/{made['id']}").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("body", "pointer", "word"),
+    [
+        ({"url": "https://elsewhere.example/"}, "/url", "PPO_WEBHOOK_HOSTS"),
+        ({"url": "http://169.254.169.254/"}, "/url", "PPO_WEBHOOK_HOSTS"),
+        ({"url": "http://127.0.0.1:9001/"}, "/url", "PPO_WEBHOOK_HOSTS"),
+        ({"url": "no address"}, "/url", "https://"),
+        ({"events": []}, "/events", "at least 1"),
+        ({"events": ["run.everything"]}, "/events/0", "alert.raised"),
+        ({"name": "a\u0000b"}, "/name", "pattern"),
+        ({"secret": "mine"}, "/secret", "unknown field"),
+    ],
+)
+def test_bad_input_is_refused_with_field_and_remedy(
+    body: dict[str, Any], pointer: str, word: str, admin: TestClient
+) -> None:
+    good = {"name": "chat", "url": "https://hooks.example/in"}
+    answer = admin.post("/v1/webhooks", json={**good, **body})
+    faults = {fault["pointer"]: fault["message"] for fault in answer.json()["errors"]}
+    assert (answer.status_code, list(faults)) == (422, [pointer])
+    assert word in faults[pointer]
+
+
+def test_runs_that_change_state_are_told_and_messages_are_sent_again(
+    admin: TestClient,
+    create: Callable[..., dict[str, Any]],
+    submit: Callable[..., dict[str, Any]],
+    sessions: sessionmaker[Session],
+) -> None:
+    made, deaf = create(events=["run.state"]), create(events=["alert.raised"])
+    run = submit()
+    base = f"/v1/webhooks/{made['id']}"
+    (waiting,) = admin.get(f"{base}/deliveries").json()["items"]
+    assert (waiting["event"], waiting["status"], waiting["attempts"]) == ("run.state", "pending", 0)
+    assert admin.get(f"/v1/webhooks/{deaf['id']}/deliveries").json()["items"] == []
+    with sessions.begin() as session:
+        message = claim(session, 60, [])
+        assert message is not None
+        assert run["id"].encode() in message.body
+        assert claim(session, 60, []) is None
+        mark_failed(session, message.id, "the receiver answered with status 500", 500, None)
+    assert admin.get(base).json()["dead"] == 1
+    again = admin.post(f"{base}/deliveries/{waiting['id']}/redeliver")
+    assert (again.status_code, again.json()["status"], again.json()["event_id"]) == (
+        202,
+        "pending",
+        waiting["event_id"],
+    )
+    test = admin.post(f"{base}/test").json()
+    assert test["event"] == "webhook.test"
+    pages = admin.get(f"{base}/deliveries", params={"limit": 1}).json()
+    assert pages["items"][0]["id"] == test["id"]
+    rest = admin.get(f"{base}/deliveries", params={"cursor": pages["next"]}).json()
+    assert [one["id"] for one in rest["items"]] == [waiting["id"]]
+    admin.patch(base, json={"enabled": False})
+    assert [one["status"] for one in admin.get(f"{base}/deliveries").json()["items"]] == ["dead", "dead"]
+    assert admin.post(f"{base}/test").status_code == 409
