@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from ppo import cli_checkpoints, cli_going_back, cli_runs, show, streams
+from ppo import cli_alerts, cli_checkpoints, cli_going_back, cli_runs, show, streams
 from ppo.access import DEFAULT_FOLDER, data_folder
 from ppo.cli_options import Json, Overrides, SpecFile
 from ppo.exits import CODES, Exit
@@ -25,6 +25,7 @@ app = typer.Typer(
 cli_runs.register(app)
 cli_going_back.register(app)
 cli_checkpoints.register(app)
+cli_alerts.register(app)
 
 
 @app.command()

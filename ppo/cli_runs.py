@@ -18,6 +18,7 @@ from ppo.access import Access, find_access
 from ppo.cli_options import Json, Overrides, RunId, SpecFile
 from ppo.client import Client, RefusedError
 from ppo.exits import Exit
+from ppo.fail_on import FailOn, code_with
 from ppo.finding import find_run
 from ppo.spec_file import read_spec_file, told_how_to_prepare
 from ppo.wire import TERMINAL, Run
@@ -38,16 +39,31 @@ def _page(access: Access, run_id: str) -> str:
     return f"{access.url}/runs/{run_id}"
 
 
+FailOnOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--fail-on",
+        metavar="WHAT",
+        help="alert:critical or alert:warning (or worse): exit code 4 as soon as there is one; the run goes on.",
+        show_default=False,
+    ),
+]
+
+
 def submit(
     spec: SpecFile,
     set_: Overrides = None,
     wait: Annotated[
         bool, typer.Option("--wait", help="Show the run until it has ended, and leave with its exit code.")
     ] = False,
+    fail_on: FailOnOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check it and say what it means; queue nothing.")] = False,
     json: Json = False,
 ) -> None:
     """Queue a run of SPEC. Relative paths in it count from its own folder."""
+    unwanted = FailOn(fail_on)
+    if fail_on and not wait:
+        raise typer.BadParameter("it needs --wait: nobody would see it", param_hint="--fail-on")
     with show.errors(json):
         fields = read_spec_file(spec, set_ or [])  # What is no spec at all is told without a platform.
     with platform(json) as (client, access):
@@ -72,10 +88,10 @@ def submit(
             return
         show.line(f"{run['id']} is {run['state']}: {page}", show.err if json else show.out)
         if json:
-            _wait(client, run["id"])
+            _wait(client, run["id"], unwanted=unwanted)
         else:
-            _watch(client, run)
-        _end(client, run["id"], page, json)
+            _watch(client, run, unwanted)
+        _end(client, run["id"], page, json, unwanted)
 
 
 def ls(
@@ -133,13 +149,15 @@ def wait(
     timeout: Annotated[
         float | None, typer.Option(min=0, help="Seconds; exit code 5 when they are over.", show_default=False)
     ] = None,
+    fail_on: FailOnOption = None,
     json: Json = False,
 ) -> None:
     """Wait until a run has ended, and leave with its exit code (see `ppo --help`)."""
+    unwanted = FailOn(fail_on)
     with platform(json) as (client, access):
         run_id = find_run(client, run)["id"]
-        _wait(client, run_id, timeout)
-        _end(client, run_id, _page(access, run_id), json)
+        _wait(client, run_id, timeout, unwanted)
+        _end(client, run_id, _page(access, run_id), json, unwanted)
 
 
 def stop(
@@ -184,28 +202,37 @@ def _leave(run: Run) -> typer.Exit:
     return typer.Exit(int(exits.of_ended(run["state"], run["reason_code"])))
 
 
-def _wait(client: Client, run_id: str, timeout_s: float | None = None) -> None:
+_NOTHING = FailOn(None)
+
+
+def _wait(client: Client, run_id: str, timeout_s: float | None = None, unwanted: FailOn = _NOTHING) -> None:
     try:
-        client.wait(run_id, timeout_s=timeout_s, until=_is_over)
+        client.wait(run_id, timeout_s=timeout_s, until=lambda run: _is_over(run) or unwanted.trips(client, run))
     except KeyboardInterrupt:
         raise _detached(run_id) from None
 
 
-def _watch(client: Client, run: Run) -> None:
+def _watch(client: Client, run: Run, unwanted: FailOn = _NOTHING) -> None:
     try:
-        watching.watch(client, run, show.out)
+        watching.watch(client, run, show.out, lambda: unwanted.trips(client, client.run(run["id"])))
     except KeyboardInterrupt:
         raise _detached(run["id"]) from None
 
 
-def _end(client: Client, run_id: str, page: str, json: bool) -> NoReturn:
-    """Say how a run stands and leave with its exit code."""
+def _end(client: Client, run_id: str, page: str, json: bool, unwanted: FailOn = _NOTHING) -> NoReturn:
+    """Say how a run stands and leave with its exit code, or with that of what nobody wanted to see."""
     run = client.run(run_id)
+    alerts = unwanted.alerts(client, run_id)
     if json:
-        show.as_json({**run, "url": page})
+        show.as_json({**run, "url": page, **({"failed_on": alerts} if alerts else {})})
     else:
         show.run_page(run, page)
-    raise _leave(run)
+    for alert in alerts:
+        show.line(f"--fail-on: {alert['severity']} alert: {alert['title']}  ({alert['id']})", show.err)
+    if not _is_over(run):
+        show.line(f"the run goes on: ppo stop {run_id} ends it", show.err)
+        raise typer.Exit(int(Exit.TRIPPED))
+    raise typer.Exit(int(code_with(alerts, exits.of_ended(run["state"], run["reason_code"]))))
 
 
 def _detached(run_id: str) -> typer.Exit:

@@ -20,6 +20,7 @@ from urllib.parse import quote
 from uuid import uuid4
 
 from ppo.access import find_access
+from ppo.client_alerts import Alerts, Webhooks
 from ppo.client_errors import (
     AccessError,
     ClientError,
@@ -90,6 +91,8 @@ class Client:
             access = find_access()
             url, key = url or access.url, key or access.key
         self._connection = Connection(url, key, timeout_s)
+        self.alerts = Alerts(self._connection)
+        self.webhooks = Webhooks(self._connection)
 
     def close(self) -> None:
         self._connection.close()

@@ -13,6 +13,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 # What tells first whether a run goes well; the pages show all.
 MAIN_METRICS = (
@@ -67,12 +68,42 @@ def event_line(type: str, payload: Mapping[str, Any]) -> str | None:
         return f"checkpoint {payload.get('path', '')} {payload['change']}{why}"
     if type == "checkpoint":
         return f"checkpoint {payload.get('path', '')} ({payload.get('reason', '')})"
+    if type == "alert":
+        return alert_line(payload)
     if type == "note":
         return f"{payload.get('level', 'info')}: {payload.get('message', '')}"
     if type == "state":
         reason = payload.get("reason_code")
         return f"{payload.get('from') or 'new'} → {payload.get('to')}" + (f" ({reason})" if reason else "")
     return None
+
+
+def alert_line(payload: Mapping[str, Any]) -> str:
+    """What happened to an alert."""
+    status, title = payload.get("status"), payload.get("title", "")
+    if status in ("raised", "escalated"):
+        return f"▲ {payload.get('severity', 'warning')}: {title}"
+    return f"alert {status}: {title}"
+
+
+class OpenAlerts:
+    """The alerts that are open, as a run's events have told so far."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, tuple[int, str]] = {}
+
+    def event(self, type: str, payload: Mapping[str, Any]) -> None:
+        if type == "segment":  # Going back leaves what was raised after its checkpoint.
+            start = payload.get("start_iteration") or 0
+            self._open = {name: raised for name, raised in self._open.items() if raised[0] <= start}
+        elif type == "alert" and payload.get("status") in ("raised", "escalated"):
+            self._open[str(payload.get("id"))] = (int(payload.get("iteration") or 0), alert_line(payload))
+        elif type == "alert" and payload.get("status") == "cleared":
+            self._open.pop(str(payload.get("id")), None)
+
+    @property
+    def lines(self) -> list[str]:
+        return [line for _, line in self._open.values()]
 
 
 class LineView:
@@ -111,6 +142,7 @@ class LiveView:
         self._console = console
         self._first: dict[str, float] = {}
         self._latest: dict[str, float] = {}
+        self._alerts = OpenAlerts()
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -135,6 +167,7 @@ class LiveView:
         self._progress.update(self._task, description=name)
 
     def event(self, type: str, iteration: int | None, payload: Mapping[str, Any]) -> None:
+        self._alerts.event(type, payload)
         if type == "phase":
             self.phase(str(payload.get("phase", "")))
         elif type == "metrics":
@@ -145,6 +178,7 @@ class LiveView:
             self._progress.update(self._task, completed=iteration or 0)
             self._live.update(self._picture())
         elif line := event_line(type, payload):
+            self._live.update(self._picture())
             self.say(line)
 
     def say(self, line: str) -> None:
@@ -158,4 +192,4 @@ class LiveView:
         for name in MAIN_METRICS:
             if name in self._latest:
                 table.add_row(name, number(self._first[name]), number(self._latest[name]))
-        return Group(self._progress, table)
+        return Group(self._progress, table, *(Text(line) for line in self._alerts.lines))

@@ -97,7 +97,16 @@ def state(run: Run) -> str:
         words.append(f"({run['reason_code']})")
     if run["health"] != "ok":
         words.append(f"[{run['health']}]")
+    if alerts := alert_counts(run):
+        words.append(f"[{alerts}]")
     return " ".join(words)
+
+
+def alert_counts(run: Run) -> str:
+    """How many alerts are open, the worst first; empty where none is."""
+    counts = run["alerts"]
+    named = [(counts["critical"], "critical alert"), (counts["warning"], "alert")]
+    return ", ".join(f"{count} {name}{'' if count == 1 else 's'}" for count, name in named if count)
 
 
 def run_page(run: Run, url: str) -> None:

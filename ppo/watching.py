@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from rich.console import Console
 
@@ -12,8 +12,16 @@ from ppo.run_view import view_for
 from ppo.wire import Event, Run
 
 
-def events_until_over(client: Client, run_id: str, patience_s: float = PATIENCE_S) -> Iterator[Event]:
+def _never() -> bool:
+    return False
+
+
+def events_until_over(
+    client: Client, run_id: str, tripped: Callable[[], bool] = _never, patience_s: float = PATIENCE_S
+) -> Iterator[Event]:
     """A run's events from its beginning until it has ended, or was paused by what watches it.
+
+    `tripped` is asked after each alert, and ends it too.
 
     An end in the middle of its history, before a retry say, is none.
     """
@@ -22,15 +30,23 @@ def events_until_over(client: Client, run_id: str, patience_s: float = PATIENCE_
         yield event
         if event["type"] == "state":
             over = exits.is_over(event["payload"]["to"], event["payload"].get("reason_code"))
+        if event["type"] == "alert" and tripped():
+            return
         if over and client.run(run_id)["event_seq"] <= event["seq"]:
             return
 
 
-def watch(client: Client, run: Run, console: Console, patience_s: float = PATIENCE_S) -> None:
-    """Show a run until it is over."""
+def watch(
+    client: Client,
+    run: Run,
+    console: Console,
+    tripped: Callable[[], bool] = _never,
+    patience_s: float = PATIENCE_S,
+) -> None:
+    """Show a run until it is over, or until `tripped`, which is asked after each alert."""
     with view_for(console, run["num_iterations"]) as view:
         view.phase(run["state"])
-        for event in events_until_over(client, run["id"], patience_s):
+        for event in events_until_over(client, run["id"], tripped, patience_s):
             if event["type"] == "state":
                 view.phase(event["payload"]["to"])
             view.event(event["type"], event["iteration"], event["payload"])

@@ -15,6 +15,8 @@ State = Literal[
 TERMINAL: frozenset[str] = frozenset({"stopped", "cancelled", "failed", "succeeded"})
 Role = Literal["viewer", "operator", "admin"]
 Axis = Literal["iteration", "time", "tokens"]
+AlertStatus = Literal["open", "cleared", "left"]
+Severity = Literal["warning", "critical"]
 
 
 class Command(TypedDict):
@@ -30,6 +32,12 @@ class Command(TypedDict):
     delivered_at: str | None
     acked_at: str | None
     finished_at: str | None
+
+
+class AlertCounts(TypedDict):
+    warning: int
+    critical: int
+    snoozed: int
 
 
 class Run(TypedDict):
@@ -57,6 +65,7 @@ class Run(TypedDict):
     event_seq: int
     waiting_reason: str | None
     has_judge: bool
+    alerts: AlertCounts
     latest: dict[str, float | None]
 
 
@@ -331,3 +340,105 @@ class Me(TypedDict):
 class FaultMessage(TypedDict):
     pointer: str
     message: str
+
+
+class RollbackWish(TypedDict):
+    checkpoint: str
+    set: dict[str, Any]
+    reason: str
+
+
+class Suggestion(TypedDict):
+    reason: str
+    changes: dict[str, Any]
+    segment: int | None
+    iteration: int | None
+    rollback: RollbackWish | None
+
+
+class Evidence(TypedDict):
+    metric: str | None
+    then: Any
+    now: Any
+    text: str
+
+
+class Alert(TypedDict):
+    id: str
+    run_id: str
+    run_name: str
+    segment: int
+    key: str
+    rule: str
+    kind: Literal["band", "story", "gate"]
+    status: AlertStatus
+    severity: Severity
+    title: str
+    detail: str
+    meaning: str
+    remedy: str
+    metrics: list[str]
+    iteration: int
+    onset: int
+    value: float | None
+    baseline: float | None
+    bound: float | None
+    evidence: list[Evidence]
+    action: Literal["note", "pause", "stop"]
+    suggestion: Suggestion | None
+    raised_at: str
+    cleared_at: str | None
+    cleared_iteration: int | None
+    acknowledged_at: str | None
+    acknowledged_by: str | None
+    snoozed_until: str | None
+    snoozed_by: str | None
+    snoozed: bool
+
+
+class AlertDetail(Alert):
+    snapshot: dict[str, list[tuple[int, float | None]]]
+
+
+class Finding(TypedDict):
+    check: str
+    status: Literal["ok", "warning", "failed"]
+    detail: str
+    remedy: str
+
+
+class Preflight(TypedDict):
+    time: str | None
+    segment: int | None
+    findings: list[Finding]
+    numbers: dict[str, Any]
+
+
+class Webhook(TypedDict):
+    id: str
+    name: str
+    url: str
+    events: list[str]
+    enabled: bool
+    disabled_reason: str | None
+    created_by: str | None
+    created_at: str
+    pending: int
+    dead: int
+
+
+class NewWebhook(Webhook):
+    secret: str
+
+
+class Delivery(TypedDict):
+    id: str
+    event_id: str
+    event: str
+    status: Literal["pending", "delivered", "dead"]
+    attempts: int
+    next_attempt_at: str | None
+    last_status: int | None
+    last_error: str | None
+    created_at: str
+    finished_at: str | None

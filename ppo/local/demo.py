@@ -64,7 +64,7 @@ def demo(stack: Stack, spec_file: Path, overrides: list[str], stay: bool) -> Exi
         show.line(f"submitted {run['name']}: {page}")
         show.line(f"sign in once with {stack.login_link()}")
         show.line("")
-        watch(client, run, show.out, PATIENCE_S)
+        watch(client, run, show.out, patience_s=PATIENCE_S)
         ended = client.run(run["id"])
         comparison = compare(stack, run["id"])
     show.run_page(ended, page)

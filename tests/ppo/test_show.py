@@ -26,6 +26,7 @@ RUN: dict[str, Any] = {
     "iteration": 12,
     "num_iterations": 40,
     "created_at": "2026-01-02T03:04:05.678Z",
+    "alerts": {"warning": 0, "critical": 0, "snoozed": 0},
     "latest": {"reward/score_mean": 0.51234},
 }
 
