@@ -9,7 +9,17 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from ppo import cli_alerts, cli_checkpoints, cli_going_back, cli_runs, show, streams
+from ppo import (
+    cli_alerts,
+    cli_checkpoints,
+    cli_going_back,
+    cli_logs,
+    cli_records,
+    cli_runs,
+    cli_workers,
+    show,
+    streams,
+)
 from ppo.access import DEFAULT_FOLDER, data_folder
 from ppo.cli_options import Json, Overrides, SpecFile
 from ppo.exits import CODES, Exit
@@ -26,6 +36,9 @@ cli_runs.register(app)
 cli_going_back.register(app)
 cli_checkpoints.register(app)
 cli_alerts.register(app)
+cli_logs.register(app)
+cli_records.register(app)
+cli_workers.register(app)
 
 
 @app.command()

@@ -65,7 +65,7 @@ def run_table(runs: Iterable[Run]) -> None:
         row = (
             run["id"],
             Text(run["name"], no_wrap=True, overflow="ellipsis"),
-            Text(state(run), no_wrap=True, overflow="ellipsis"),
+            Text(_state_or_wait(run), no_wrap=True, overflow="ellipsis"),
             _progress(run),
             *_score_and_kl(run),
             run["created_at"][:16].replace("T", " "),
@@ -80,6 +80,10 @@ def run_lines(runs: Iterable[Run]) -> None:
         reason, health = run["reason_code"] or "", run["health"]
         fields = (run["id"], run["name"], run["state"], reason, health, _progress(run), *_score_and_kl(run))
         print(*fields, run["created_at"], sep="\t")
+
+
+def _state_or_wait(run: Run) -> str:
+    return f"queued: {run['waiting_reason']}" if run["waiting_reason"] else state(run)
 
 
 def _progress(run: Run) -> str:
@@ -117,6 +121,7 @@ def run_page(run: Run, url: str) -> None:
         ("why", run["reason_detail"]),
         ("remedy", run["hint"]),
         ("waits for", run["waiting_reason"]),
+        ("notes", run["notes"]),
         ("phase", run["phase"]),
         ("iteration", f"{run['iteration']} of {run['num_iterations']}"),
         ("page", url),

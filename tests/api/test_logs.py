@@ -241,16 +241,16 @@ def _fill(path: Path, megabytes: int) -> None:
 
 
 @pytest.mark.stack
-def test_readers_of_a_large_log_cost_no_memory(api_url: str, tmp_path: Path, big_log: tuple[str, str, Path]) -> None:
+def test_readers_of_a_large_log_cost_no_memory(module_url: str, tmp_path: Path, big_log: tuple[str, str, Path]) -> None:
     run_id, key, path = big_log
     _fill(path, 100)
-    assert _growth_under_tails(api_url, tmp_path, run_id, key, clients=6, rounds=2) < 50
+    assert _growth_under_tails(module_url, tmp_path, run_id, key, clients=6, rounds=2) < 50
 
 
 @pytest.mark.slow
 def test_twenty_tails_of_200_megabytes_cost_no_memory(
-    api_url: str, tmp_path: Path, big_log: tuple[str, str, Path]
+    module_url: str, tmp_path: Path, big_log: tuple[str, str, Path]
 ) -> None:
     run_id, key, path = big_log
     _fill(path, 200)
-    assert _growth_under_tails(api_url, tmp_path, run_id, key, clients=20, rounds=30) < 50
+    assert _growth_under_tails(module_url, tmp_path, run_id, key, clients=20, rounds=30) < 50

@@ -23,6 +23,7 @@ RUN: dict[str, Any] = {
     "reason_detail": "Was lost once and restarted from its last checkpoint; last: trainer ended (signal 9).",
     "hint": "Nothing needs doing while it goes on.",
     "waiting_reason": None,
+    "notes": None,
     "iteration": 12,
     "num_iterations": 40,
     "created_at": "2026-01-02T03:04:05.678Z",
@@ -46,6 +47,12 @@ def test_the_table_of_80_columns_has_one_line_a_run_and_whole_ids(printed: io.St
     assert all(line.startswith(RUN["id"]) for line in lines[1:])
     assert "…" in lines[1]
     assert all("12/40" in line and "0.5123" in line for line in lines[1:])
+
+
+def test_a_queued_run_says_in_the_list_why_it_waits(printed: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(show.out, "width", 140)
+    show.run_table([{**RUN, "state": "queued", "waiting_reason": "Worker w is draining."}])  # type: ignore[list-item]
+    assert "queued: Worker w is draining." in printed.getvalue()
 
 
 def test_a_run_into_a_pipe_is_one_line_of_nine_fields(capsys: pytest.CaptureFixture[str]) -> None:

@@ -200,7 +200,7 @@ def shown(platform: Platform) -> list[str]:
     ended = platform.submit(12, "a run with a rather long name that has to wrap somewhere on a telephone")
     live = platform.submit(3000, "live")
     tabs = [f"/runs/{ended}?tab={tab}" for tab in ("checkpoints", "metrics", "events", "logs", "spec")]
-    return ["/runs", "/runs/new", f"/runs/{live}", f"/runs/{ended}", *tabs, "/nowhere"]
+    return ["/runs", "/runs/new", "/fleet", f"/runs/{live}", f"/runs/{ended}", *tabs, "/nowhere"]
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -3,6 +3,7 @@
 export type Route =
   | { page: "runs" }
   | { page: "new" }
+  | { page: "fleet" }
   | { page: "run"; id: string }
   | { page: "login" }
   | { page: "missing" };
@@ -10,6 +11,7 @@ export type Route =
 export function parseRoute(path: string): Route {
   const parts = path.split("/").filter(Boolean);
   if (parts.length === 0 || (parts.length === 1 && parts[0] === "runs")) return { page: "runs" };
+  if (parts.length === 1 && parts[0] === "fleet") return { page: "fleet" };
   if (parts.length === 1 && parts[0] === "login") return { page: "login" };
   if (parts.length === 2 && parts[0] === "runs" && parts[1]) {
     return parts[1] === "new" ? { page: "new" } : { page: "run", id: decodeURIComponent(parts[1]) };

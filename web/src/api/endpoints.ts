@@ -1,10 +1,10 @@
 /** The api's resources as functions. */
 
-import { allPages, get, getTagged, patch, post, remove, type Query } from "./client";
+import { allPages, get, getTagged, patch, post, remove, withQuery, type Query } from "./client";
 import type {
-  Checkpoint, Command, DryRun, EventPage, ForkPreview, GcPreview, LatestMetrics, Lineage, LogPart, MetricDefinition,
-  MetricsQuery, Page, Preset, RollbackPreview, Run, RunDetail, Sample, Segment, SegmentDetail, SpecSchema,
-  TokenRecord, Verification,
+  Checkpoint, Command, DryRun, EventPage, ForkPreview, GcPreview, LatestMetrics, Lineage, LogFile, LogMatches, LogPart,
+  MetricDefinition, MetricsQuery, Page, Preset, RollbackPreview, Run, RunDetail, Sample, Segment, SegmentDetail, SpecSchema,
+  TokenRecord, Verification, Worker,
 } from "./types";
 
 const runPath = (id: string): string => `/v1/runs/${encodeURIComponent(id)}`;
@@ -12,6 +12,7 @@ const runPath = (id: string): string => `/v1/runs/${encodeURIComponent(id)}`;
 export const listRuns = (query: Query): Promise<Page<Run>> => get("/v1/runs", query);
 export const readRun = (id: string): Promise<RunDetail> => get(runPath(id));
 export const readCommand = (run: string, id: string): Promise<Command> => get(`${runPath(run)}/commands/${encodeURIComponent(id)}`);
+export const deleteRun = (seen: Run): Promise<void> => remove(runPath(seen.id), { "If-Match": `"${seen.version}"` });
 export const stopRun = (id: string): Promise<Command> => post(`${runPath(id)}/stop`);
 
 export const pauseRun = (id: string): Promise<Command> => post(`${runPath(id)}/pause`);
@@ -65,7 +66,28 @@ export const previewRetention = (run: string, rules: Query): Promise<GcPreview> 
   get(`${runPath(run)}/checkpoints:gc-preview`, rules);
 
 export const listEvents = (id: string, query: Query): Promise<EventPage> => get(`${runPath(id)}/events`, query);
-export const readLogs = (id: string, query: Query): Promise<LogPart> => get(`${runPath(id)}/logs`, query);
+
+/** Which of a run's logs. */
+export interface LogChoice {
+  source: LogFile["source"];
+  attempt: number | null;
+  rank: number | null;
+}
+
+export async function listLogs(id: string): Promise<LogFile[]> {
+  return (await get<Page<LogFile>>(`${runPath(id)}/logs/files`)).items;
+}
+export const readLogs = (id: string, of: LogChoice, query: Query): Promise<LogPart> =>
+  get(`${runPath(id)}/logs`, { ...of, ...query });
+export const searchLogs = (id: string, of: LogChoice, query: Query): Promise<LogMatches> =>
+  get(`${runPath(id)}/logs/search`, { ...of, ...query });
+export const logDownload = (id: string, of: LogChoice): string => withQuery(`${runPath(id)}/logs/download`, { ...of });
+
+export async function listWorkers(): Promise<Worker[]> {
+  return (await get<Page<Worker>>("/v1/workers")).items;
+}
+export const drainWorker = (id: string): Promise<Worker> => post(`/v1/workers/${encodeURIComponent(id)}/drain`);
+export const enableWorker = (id: string): Promise<Worker> => post(`/v1/workers/${encodeURIComponent(id)}/enable`);
 
 export const specSchema = (): Promise<SpecSchema> => get("/v1/spec/schema");
 export const checkSpec = (text: string): Promise<DryRun> => post("/v1/runs?dry_run=true", { spec_yaml: text });
