@@ -141,3 +141,4 @@ class Lineage(Message):
     """A run, those it was forked from, and its forks with theirs; the edges are the segments' `started_from`."""
 
     runs: list[LineageRun]
+    complete: bool = Field(description="False where it has more runs than are sent; the youngest forks are left out.")

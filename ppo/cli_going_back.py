@@ -143,6 +143,8 @@ def lineage(run: RunId, json: Json = False) -> None:
             for segment in member["segments"]:
                 active = "  (active)" if segment["active"] else ""
                 show.line(f"    {segment['number']}  {segment['kind']}{_from(segment)}, {_trained(segment)}{active}")
+        if not found["complete"]:
+            show.line(f"and more: the youngest forks are left out after {len(found['runs'])} runs")
 
 
 def _tell(client: Client, command: Command, wait: bool, timeout_s: float | None, json: bool) -> None:

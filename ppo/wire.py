@@ -198,6 +198,7 @@ class LineageRun(TypedDict):
 
 class Lineage(TypedDict):
     runs: list[LineageRun]
+    complete: bool
 
 
 class Change(TypedDict):

@@ -16,6 +16,9 @@ from sqlalchemy.orm import Session
 from store.metrics_read import Piece, active_line, line_to
 from store.models import Checkpoint, Run, RunIteration, Segment
 
+# More are no picture that anybody reads, and each costs some queries.
+MOST_MEMBERS = 100
+
 
 @dataclass(frozen=True)
 class Origin:
@@ -73,21 +76,34 @@ def segment_standings(session: Session, run: Run) -> list[SegmentStanding]:
     ]
 
 
-def family(session: Session, run_id: str) -> list[tuple[Run, list[SegmentStanding]]]:
-    """The run, those it was forked from, and its forks with theirs, each once; the eldest first.
+@dataclass(frozen=True)
+class Family:
+    """The runs that belong together, the eldest first; not `complete` where the youngest were left out."""
 
-    Forks of its ancestors that do not lead to it are left out: a family could be everything there is.
+    members: list[tuple[Run, list[SegmentStanding]]]
+    complete: bool
+
+
+def family(session: Session, run_id: str) -> Family:
+    """The run, those it was forked from, and its forks with theirs, each once.
+
+    Forks of its ancestors that do not lead to it are left out: a family could be everything there is. So are forks,
+    generation by generation, once there are `MOST_MEMBERS` runs.
     """
     members = {run_id}
+    elder: str | None = run_id
+    while (elder := _forked_from(session, elder)) is not None and elder not in members and len(members) < MOST_MEMBERS:
+        members.add(elder)
+    complete = elder is None
     younger = {run_id}
     while younger:  # Never a circle: a run is there before its forks.
-        younger = _forks_of(session, younger) - members
+        found = [fork for fork in _forks_of(session, younger) if fork not in members]
+        room = MOST_MEMBERS - len(members)
+        complete = complete and len(found) <= room
+        younger = set(found[:room])
         members |= younger
-    elder: str | None = run_id
-    while (elder := _forked_from(session, elder)) is not None and elder not in members:
-        members.add(elder)
     runs = session.scalars(select(Run).where(Run.id.in_(members)).order_by(Run.created_at, Run.id)).all()
-    return [(run, segment_standings(session, run)) for run in runs]
+    return Family([(run, segment_standings(session, run)) for run in runs], complete)
 
 
 def left_behind(session: Session, run: Run, target: Checkpoint) -> LeftBehind | None:
@@ -158,13 +174,16 @@ def _origins(session: Session, segments: Sequence[Segment]) -> dict[str, Origin]
     return {checkpoint: Origin(run, segment, iteration, spec) for checkpoint, run, segment, iteration, spec in rows}
 
 
-def _forks_of(session: Session, run_ids: Iterable[str]) -> set[str]:
+def _forks_of(session: Session, run_ids: Iterable[str]) -> list[str]:
+    """The eldest first, and no more than could be shown, and one."""
     statement = (
         select(Segment.run_id)
         .join(Checkpoint, Checkpoint.id == Segment.start_checkpoint)
         .where(Segment.kind == "fork", Checkpoint.run_id.in_(list(run_ids)))
+        .order_by(Segment.created_at, Segment.run_id)
+        .limit(MOST_MEMBERS + 1)
     )
-    return set(session.scalars(statement))
+    return list(session.scalars(statement))
 
 
 def _forked_from(session: Session, run_id: str | None) -> str | None:

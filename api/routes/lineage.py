@@ -60,7 +60,9 @@ def read_lineage(run_id: str, database: Database) -> Lineage:
     """The run, those it was forked from, and its forks with theirs."""
     if run_read.find_run(database, run_id) is None:
         raise not_found("run", run_id)
+    found = lineage.family(database, run_id)
     return Lineage(
+        complete=found.complete,
         runs=[
             LineageRun(
                 id=run.id,
@@ -68,8 +70,8 @@ def read_lineage(run_id: str, database: Database) -> Lineage:
                 state=run.state,
                 segments=[LineageSegment(**_fields(standing)) for standing in standings],
             )
-            for run, standings in lineage.family(database, run_id)
-        ]
+            for run, standings in found.members
+        ],
     )
 
 

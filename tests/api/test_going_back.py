@@ -20,6 +20,7 @@ from api.going_back import Plan
 from api.routes import going_back
 from api.settings import ApiSettings
 from ppo_core.rundir import MANIFEST, checkpoint_bytes, new_checkpoint
+from store import lineage
 from store.checkpoints import starting_points
 from store.models import AuditEntry, Checkpoint, Command, Run, RunIteration, Segment
 from store.runs import transition
@@ -526,7 +527,7 @@ def test_segments_come_in_pages(trained: Trained) -> None:
     assert (numbers, rest["next"]) == ([1, 2, 3], None)
 
 
-def test_lineage_holds_ancestors_and_descendants_once(trained: Trained) -> None:
+def test_lineage_holds_ancestors_and_descendants_once(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
     target = trained.save(20)
     child = trained.fork(target).json()["id"]
     sibling = trained.fork(target).json()["id"]
@@ -541,3 +542,8 @@ def test_lineage_holds_ancestors_and_descendants_once(trained: Trained) -> None:
     assert family(grandchild) == [trained.id, child, grandchild]
     assert family(sibling) == [trained.id, sibling]
     assert trained.operator.get("/v1/runs/r-no/lineage").status_code == 404
+    assert trained.operator.get(f"/v1/runs/{trained.id}/lineage").json()["complete"] is True
+    monkeypatch.setattr(lineage, "MOST_MEMBERS", 3)
+    assert family(trained.id) == [trained.id, child, sibling], "a fork of a fork is left out first"
+    assert family(grandchild) == [trained.id, child, grandchild]
+    assert trained.operator.get(f"/v1/runs/{trained.id}/lineage").json()["complete"] is False

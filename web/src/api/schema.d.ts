@@ -1293,6 +1293,11 @@ export interface components {
         Lineage: {
             /** Runs */
             runs: components["schemas"]["LineageRun"][];
+            /**
+             * Complete
+             * @description False where it has more runs than are sent; the youngest forks are left out.
+             */
+            complete: boolean;
         };
         /**
          * LineageRun
