@@ -102,7 +102,21 @@ def _history(every: Sequence[SegmentDir]) -> History:
         parent = [n for n, other in enumerate(every, start=1) if checkpoint and _lies_in(other, checkpoint)]
         number = parent[0] if parent and parent[0] < number else 0
     # A segment begins behind the end of the one before it, by a roll back or since what lay beyond was lost or damaged.
-    return History(tuple(line), tuple(gates), left=tuple(range(1, len(every))))
+    return History(tuple(line), tuple(gates), _open_onsets(every, line), tuple(range(1, len(every))))
+
+
+def _open_onsets(every: Sequence[SegmentDir], line: Sequence[Stretch]) -> tuple[int, ...]:
+    """Where the alerts began that were raised along the line, newest stretch first, and not cleared since."""
+    onsets: dict[str, int] = {}
+    for stretch in reversed(line):
+        for event in all_events(every[stretch.segment - 1].journal):
+            if event.type != "alert" or event.iteration > stretch.last:
+                continue
+            if event.payload["status"] == "cleared":
+                onsets.pop(event.payload["id"], None)
+            else:
+                onsets[event.payload["id"]] = event.payload["onset"]
+    return tuple(onsets.values())
 
 
 def _lies_in(segment: SegmentDir, checkpoint: str) -> bool:

@@ -71,6 +71,7 @@ class TrainerState:
     hours: float = 0.0
     evaluation_owed: bool = True  #: held-out answers of this iteration are due and were not given yet
     gate: dict[str, Any] | None = None
+    alerts: dict[str, Any] | None = None  #: what the watch over the run remembers; brought up to date when it is saved
 
     def after(self, **changes: Any) -> TrainerState:
         return replace(self, **changes)

@@ -75,6 +75,7 @@ class IterationReport:
     update: UpdateReport
     sync: SyncReport
     gamma: float
+    rows_at_once: int  #: responses generated at once: all, or fewer since generation ran out of memory
 
 
 def run_iteration(
@@ -136,4 +137,5 @@ def run_iteration(
         update=update,
         sync=sync,
         gamma=spec.gae.gamma,
+        rows_at_once=min(models.engine.rows_at_once or sampled.num_rows, sampled.num_rows),
     )

@@ -7,7 +7,7 @@ import json
 import math
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from ppo_core.checkpoints import TrainerState, versions, write_checkpoint
 from ppo_core.control import Control, Interrupted
 from ppo_core.data.prompts import PromptSource
+from ppo_core.diagnostics.alerts import Payload, Watch
 from ppo_core.diagnostics.iteration_metrics import held_out_metrics, iteration_metrics, peak_memory_gib
 from ppo_core.diagnostics.kl_sign import negative_kl_warning
 from ppo_core.diagnostics.limit_meter import LimitMeter
@@ -29,6 +30,7 @@ from ppo_core.rundir import (
     Journal,
     SegmentDir,
     all_events,
+    checkpoint_before,
     checkpoint_bytes,
     checkpoints,
     write_atomically,
@@ -91,6 +93,9 @@ class Trainer:
         self.ranks = models.ranks
         self.began = time.monotonic()
         self.judge_score: float | None = None
+        # Rank 0's watches for all; what it says is told to the others, as times and the like differ between them.
+        self.told_alerts: set[tuple[str, str]] = set()
+        self.watch = Watch(spec, state.alerts, lambda iteration: checkpoint_before(segment, iteration))
 
     def train(self) -> Outcome:
         """Run until the goal is reached, the run is asked to end, or a gate or guard trips.
@@ -98,6 +103,7 @@ class Trainer:
         Raises:
             PPOCoreError: a fault that ends the run as failed.
         """
+        self.told_alerts = self._alerts_told_before()
         owed = self._owed_evaluation()
         if owed is not None:
             return owed
@@ -175,16 +181,18 @@ class Trainer:
         self._keep_samples(iteration, report)
         if evaluation.records:
             self._write_samples(iteration, "held_out", evaluation.records)
-        return self._after(iteration, evaluation.verdict)
+        alerts = self._tell_alerts(iteration, lambda watch: watch.look(iteration, own))
+        alerts += self._alerts_of_evaluation(iteration, evaluation)
+        return self._after(iteration, alerts)
 
-    def _after(self, iteration: int, verdict: Verdict | None) -> Outcome | None:
-        """What follows an iteration: a tripped gate, a checkpoint that is due or was asked for."""
-        if verdict is not None and verdict.tripped:
-            self.journal.append("note", iteration, {"level": "warning", "message": verdict.explanation})
-            if self.spec.gate.action != "note":
-                self._save("gate")
-                code = ExitCode.PAUSED if self.spec.gate.action == "pause" else ExitCode.GATE_OR_GUARD
-                return Outcome(code, "gate")
+    def _after(self, iteration: int, alerts: list[Payload]) -> Outcome | None:
+        """What follows an iteration: an alert that acts, a checkpoint that is due or was asked for."""
+        acting = [alert for alert in alerts if alert["status"] != "cleared" and alert["action"] != "note"]
+        if acting:
+            reason = "gate" if any(alert["kind"] == "gate" for alert in acting) else "guard"
+            self._save(reason)
+            stops = any(alert["action"] == "stop" for alert in acting)
+            return Outcome(ExitCode.GATE_OR_GUARD if stops else ExitCode.PAUSED, reason)
         due = iteration % self.spec.checkpoints.every == 0 and iteration < self.spec.iterations
         if due or self.control.wants_checkpoint():
             self._save("schedule" if due else "command")
@@ -203,6 +211,38 @@ class Trainer:
             self._save("guard")
             return Outcome(ExitCode.GATE_OR_GUARD, "guard")
         return None
+
+    # Alerts
+
+    def _tell_alerts(self, iteration: int, look: Callable[[Watch], Iterable[Payload]]) -> list[Payload]:
+        """Journal what rank 0's watch finds, but for what an earlier start of this segment has told already."""
+        alerts = self.ranks.first(lambda: list(look(self.watch)))
+        for alert in alerts:
+            if (alert["id"], alert["status"]) not in self.told_alerts:
+                self.told_alerts.add((alert["id"], alert["status"]))
+                self.journal.append("alert", iteration, alert)
+        return alerts
+
+    def _alerts_of_evaluation(self, iteration: int, evaluation: Evaluation) -> list[Payload]:
+        alerts: list[Payload] = []
+        if evaluation.metrics:
+            alerts += self._tell_alerts(
+                iteration, lambda watch: watch.look_at_evaluation(iteration, evaluation.metrics)
+            )
+        verdict = evaluation.verdict
+        if verdict is not None:
+            rate = verdict.against_last.rate
+            alerts += self._tell_alerts(
+                iteration, lambda watch: watch.look_at_gate(iteration, verdict.tripped, verdict.explanation, rate)
+            )
+        return alerts
+
+    def _alerts_told_before(self) -> set[tuple[str, str]]:
+        def told() -> set[tuple[str, str]]:
+            events = (event for event in all_events(self.segment.journal) if event.type == "alert")
+            return {(event.payload["id"], event.payload["status"]) for event in events}
+
+        return self.ranks.first(told)
 
     # Evaluation
 
@@ -223,11 +263,14 @@ class Trainer:
         iteration = self.state.iteration
         self.control.iteration = iteration
         evaluation = self._evaluate(Stopwatch(lambda phase: self._announce(phase, iteration)))
-        if evaluation.metrics and not self._journal_has(iteration, evaluation.metrics):
+        if not evaluation.metrics:
+            return None
+        told = self._journal_has(iteration, evaluation.metrics)
+        if not told:
             self.journal.append("metrics", iteration, evaluation.metrics)
             self._write_samples(iteration, "held_out", evaluation.records)
-            return self._after(iteration, evaluation.verdict) if iteration else None
-        return None
+        alerts = self._alerts_of_evaluation(iteration, evaluation)
+        return self._after(iteration, alerts) if iteration and not told else None
 
     def _journal_has(self, iteration: int, metrics: dict[str, float | None]) -> bool:
         def has() -> bool:
@@ -314,7 +357,7 @@ class Trainer:
         self._announce("saving", iteration)
         if self.ranks.is_first:
             self._tell_little_space(iteration)
-        self.state = self.state.after(hours=self.ranks.first(self._hours))
+        self.state = self.state.after(hours=self.ranks.first(self._hours), alerts=self.ranks.first(self.watch.as_dict))
         self.began = time.monotonic()
         digest = write_checkpoint(target, self.models.trainer, self.tokenizer, self.state, self.spec, self.ranks)
         self.journal.append(

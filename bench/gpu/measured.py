@@ -53,6 +53,10 @@ class WatchedEngine:
     def version(self) -> int:
         return self._engine.version
 
+    @property
+    def rows_at_once(self) -> int | None:
+        return self._engine.rows_at_once
+
     def generate(
         self, prompt_ids: list[list[int]], *, seeds: list[int], check: Callable[[], None] | None = None
     ) -> list[Response]:

@@ -186,6 +186,7 @@ def _engine(report: IterationReport) -> Metrics:
     gap = kl_penalty(engine, report.old.logprobs, "k1")
     return {
         "rollout/policy_version": float(report.rollout.policy_version),
+        "rollout/rows_at_once": float(report.rows_at_once),
         "rollout/engine_gap_mean": float(masked_mean(gap.abs(), mask)),
         "rollout/engine_gap_max": float(masked_max(gap.abs(), mask)),
         "rollout/engine_gap_k3": float(masked_mean(kl_penalty(engine, report.old.logprobs, "k3"), mask)),

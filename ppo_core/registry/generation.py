@@ -173,6 +173,17 @@ METRICS = (
         direction="lower",
     ),
     Metric(
+        name="rollout/rows_at_once",
+        title="Responses generated at once",
+        panel="generation",
+        formula="Responses generated at once: all of the iteration's, or fewer since generation ran out of memory.",
+        unit="responses",
+        weighting="sum over ranks",
+        legal=(0.0, None),
+        meaning="Below rollout.batch_size: generation ran out of memory, and takes longer in parts.",
+        remedy="Lower rollout.max_new_tokens or, with vLLM, the rows that it takes at once.",
+    ),
+    Metric(
         name="rollout/policy_version",
         title="Policy version",
         panel="generation",

@@ -52,6 +52,11 @@ class RolloutEngine(Protocol):
         """The policy version whose weights it holds; 0 is the starting policy."""
         ...
 
+    @property
+    def rows_at_once(self) -> int | None:
+        """How many rows are generated at once since it ran out of memory; None as long as it did not."""
+        ...
+
     def generate(
         self, prompt_ids: list[list[int]], *, seeds: list[int], check: Callable[[], None] | None = None
     ) -> list[Response]:

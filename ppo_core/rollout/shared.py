@@ -19,6 +19,7 @@ class SharedEngine:
     def __init__(self, make: Callable[[], RolloutEngine | None], ranks: Ranks) -> None:
         self._own: RolloutEngine | None = None
         self._ranks = ranks
+        self._rows_at_once: int | None = None
 
         def make_own() -> int | None:
             self._own = make()
@@ -36,6 +37,10 @@ class SharedEngine:
     def version(self) -> int:
         return self._version
 
+    @property
+    def rows_at_once(self) -> int | None:
+        return self._rows_at_once
+
     def rows_of(self, rank: int, num_rows: int) -> range:
         """Which rows of a batch that rank generates."""
         if rank not in self._holders:
@@ -50,14 +55,18 @@ class SharedEngine:
         num_rows = len(prompt_ids)
         own_rows = self.rows_of(self._ranks.rank, num_rows)
 
-        def share() -> list[Response]:
+        def share() -> tuple[list[Response], int | None]:
             if self._own is None or not own_rows:
-                return []
+                return [], None
             some = [prompt_ids[row] for row in own_rows]
-            return self._own.generate(some, seeds=[seeds[row] for row in own_rows], check=check)
+            responses = self._own.generate(some, seeds=[seeds[row] for row in own_rows], check=check)
+            return responses, self._own.rows_at_once
 
         by_row: dict[int, Response] = {}
-        for rank, responses in enumerate(self._ranks.together(share)):
+        shares = self._ranks.together(share)
+        if any(at_once is not None for _, at_once in shares):
+            self._rows_at_once = sum(len(own) if at_once is None else min(len(own), at_once) for own, at_once in shares)
+        for rank, (responses, _) in enumerate(shares):
             rows = self.rows_of(rank, num_rows)
             if len(responses) != len(rows):
                 raise RolloutError(f"rank {rank} returned {len(responses)} responses to {len(rows)} prompts")

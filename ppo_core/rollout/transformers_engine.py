@@ -71,6 +71,10 @@ class TransformersEngine:
     def version(self) -> int:
         return self._version
 
+    @property
+    def rows_at_once(self) -> int | None:
+        return self._max_rows
+
     def generate(
         self, prompt_ids: list[list[int]], *, seeds: list[int], check: Callable[[], None] | None = None
     ) -> list[Response]:

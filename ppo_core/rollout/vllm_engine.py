@@ -91,6 +91,7 @@ class VLLMEngine:
         extension: str = EXTENSION,
     ) -> None:
         self._config = config
+        self._rows_at_once: int | None = None
         self._dtype: torch.dtype = policy.model.dtype
         self._num_tokens: int = policy.model.get_input_embeddings().num_embeddings
         self._version = -1  # of no policy
@@ -145,6 +146,10 @@ class VLLMEngine:
         return self._version
 
     @property
+    def rows_at_once(self) -> int | None:
+        return self._rows_at_once
+
+    @property
     def transfer(self) -> str:
         """The way on which weights come."""
         return self._transfer
@@ -189,6 +194,9 @@ class VLLMEngine:
                 )
             for row, found in zip(rows, in_order(process.name, rows, prompt_ids, answer["rows"]), strict=True):
                 responses[row] = asked.response(process.name, row, found)
+            at_once = answer.get("chunk_rows")  # Servers do not say.
+            if at_once is not None and at_once < self._config.vllm.max_rows:
+                self._rows_at_once = at_once * len(self._replicas)
         whole = [response for response in responses if response is not None]
         self._ask_again(dealt, prompt_ids, whole)
         return whole

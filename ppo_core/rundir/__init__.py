@@ -44,6 +44,7 @@ from ppo_core.rundir.journal import (
     read_journal,
 )
 from ppo_core.rundir.look import look_at_checkpoint
+from ppo_core.rundir.older_checkpoint import checkpoint_before
 from ppo_core.rundir.rank_exits import (
     RankExit,
     RankFault,
@@ -80,6 +81,7 @@ __all__ = [
     "StorageAwayError",
     "all_events",
     "check_stored",
+    "checkpoint_before",
     "checkpoint_bytes",
     "checkpoint_iteration",
     "checkpoints",

@@ -12,6 +12,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel
 
+from ppo_core.spec.fields import holds_names
 from ppo_core.spec.loading import Fault, SpecFaults, override_value, place_value
 from ppo_core.spec.run_spec import RunSpec
 from ppo_core.spec.setting import Changeable
@@ -78,8 +79,10 @@ def changeable(path: str) -> Changeable:
     """When the field of this dotted name may change: its own word, where several kinds have it the strictest."""
     models: list[type[BaseModel]] = [RunSpec]
     found: list[Changeable] = []
+    by_name = False
     for part in path.split("."):
-        if part.isdecimal():
+        if part.isdecimal() or by_name:  # a place in a list, or a name that the user gave
+            by_name = False
             continue
         fields = [model.model_fields[part] for model in models if part in model.model_fields]
         if not fields:
@@ -88,6 +91,7 @@ def changeable(path: str) -> Changeable:
         words = [extra.get("changeable") for extra in extras if isinstance(extra, dict)]
         found = [word for word in _STRICTEST if word in words] or found
         models = [group for field in fields for group in _groups_in(field.annotation)]
+        by_name = any(holds_names(field) for field in fields)
     return found[-1]
 
 

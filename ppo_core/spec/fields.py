@@ -14,18 +14,18 @@ from pydantic.fields import FieldInfo
 
 
 def every_field(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
-    """Every field with its dotted name: `update.learning_rate`, `reward.sources[].weight`; groups before what is in
-    them.
+    """Every field with its dotted name: `update.learning_rate`, `reward.sources[].weight`, `alerts.bands.*.high`;
+    groups before what is in them.
     """
     for name, field in model.model_fields.items():
         yield prefix + name, field
         group = group_in(field.annotation)
         if group is not None:
-            yield from every_field(group, prefix + name + ("[]." if holds_list(field) else "."))
+            yield from every_field(group, prefix + name + group_mark(field) + ".")
 
 
 def group_in(annotation: Any) -> type[BaseModel] | None:
-    """The group that a field of this annotation holds: itself, or null, or a list of them. None for plain values."""
+    """The group that a field of this annotation holds: itself, or null, or several. None for plain values."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     return next((group for part in get_args(annotation) if (group := group_in(part)) is not None), None)
@@ -34,6 +34,16 @@ def group_in(annotation: Any) -> type[BaseModel] | None:
 def holds_list(field: FieldInfo) -> bool:
     """Whether the field is a list, or null in its place."""
     return list in (get_origin(field.annotation), *map(get_origin, get_args(field.annotation)))
+
+
+def holds_names(field: FieldInfo) -> bool:
+    """Whether the field is a mapping whose keys are names that the user gives, such as metrics."""
+    return get_origin(field.annotation) is dict
+
+
+def group_mark(field: FieldInfo) -> str:
+    """What a dotted name has after a field that holds several groups: `[]` for a list, `.*` by name."""
+    return "[]" if holds_list(field) else ".*" if holds_names(field) else ""
 
 
 def names_path(field: FieldInfo) -> bool:

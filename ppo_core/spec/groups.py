@@ -381,10 +381,6 @@ class CheckpointsConfig(Group):
         return self
 
 
-class AlertsConfig(Group):
-    """Changes to the registry's alert bands. No field yet."""
-
-
 class ResourcesConfig(Group):
     """What the run occupies."""
 

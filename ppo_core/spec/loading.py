@@ -14,7 +14,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from ppo_core.errors import SpecError
-from ppo_core.spec.fields import group_in, path_places
+from ppo_core.spec.fields import group_in, holds_names, path_places
 from ppo_core.spec.run_spec import RunSpec
 from ppo_core.spec.setting import Misfits
 
@@ -278,11 +278,14 @@ def _message(item: Mapping[str, Any], location: tuple[int | str, ...]) -> str:
 
 def _model_at(location: tuple[int | str, ...]) -> type[BaseModel] | None:
     model: type[BaseModel] | None = RunSpec
+    by_name = False
     for part in location:
-        if isinstance(part, int):
+        if isinstance(part, int) or by_name:
+            by_name = False
             continue
         if model is None or part not in model.model_fields:
             return None
+        by_name = holds_names(model.model_fields[part])
         model = group_in(model.model_fields[part].annotation)
     return model
 

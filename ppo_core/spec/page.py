@@ -10,7 +10,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from ppo_core.spec.fields import every_field, group_in, holds_list
+from ppo_core.spec.fields import every_field, group_in, group_mark
 from ppo_core.spec.run_spec import RunSpec
 
 _HEAD = """# The run spec
@@ -36,7 +36,7 @@ def _groups() -> Iterator[tuple[str, type[BaseModel]]]:
     for name, field in every_field(RunSpec):
         group = group_in(field.annotation)
         if group is not None:
-            yield name + ("[]" if holds_list(field) else ""), group
+            yield name + group_mark(field), group
 
 
 def _table(title: str, model: type[BaseModel], prefix: str) -> Iterator[str]:
@@ -66,6 +66,8 @@ def _kind(annotation: Any) -> str:
         return " or ".join(_kind(choice) for choice in args)
     if origin is list:
         return f"list of {_kind(args[0])}s" if group_in(annotation) is None else "list of groups"
+    if origin is dict:
+        return f"{_kind(args[1])} by name"
     if origin is not None and args:  # Annotated
         return _kind(args[0])
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):

@@ -8,7 +8,6 @@ from pydantic import model_validator
 
 from ppo_core.spec.engines import TrainingConfig
 from ppo_core.spec.groups import (
-    AlertsConfig,
     CheckpointsConfig,
     DataConfig,
     EvaluationConfig,
@@ -23,6 +22,7 @@ from ppo_core.spec.groups import (
 )
 from ppo_core.spec.scorers import MIN_ROWS_FOR_SLOPE, RewardConfig
 from ppo_core.spec.setting import Group, Misfits, setting
+from ppo_core.spec.watching import AlertsConfig
 
 
 class RunSpec(Group):

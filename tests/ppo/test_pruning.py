@@ -82,3 +82,17 @@ def test_the_end_that_undoes_a_roll_back_stays(tmp_path: Path) -> None:
             (folder / "weights").write_bytes(b"w")
     assert Pruner(tmp_path, CheckpointsConfig(keep_last=1, keep_best=0)).prune() == []
     assert names(tmp_path) == ["iter-000020", "iter-000040"]
+
+
+def test_the_newest_from_before_an_open_alert_stays_until_it_is_cleared(tmp_path: Path) -> None:
+    made_run(tmp_path, [10, 20, 30, 40])
+    journal = JournalWriter(segment_dir(tmp_path, 1).journal)
+    journal.append("alert", 35, {"id": "al-1", "status": "raised", "onset": 21})
+    pruner = Pruner(tmp_path, CheckpointsConfig(keep_last=1, keep_best=0))
+    assert pruner.prune() == []
+    # The one of 20, and 10 for as long as nobody has looked whether that is whole.
+    assert names(tmp_path) == ["iter-000010", "iter-000020", "iter-000040"]
+    journal.append("alert", 40, {"id": "al-1", "status": "cleared", "onset": 21})
+    journal.close()
+    assert pruner.prune() == []
+    assert names(tmp_path) == ["iter-000040"]

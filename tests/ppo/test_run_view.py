@@ -25,3 +25,16 @@ SAVED = {"path": "segment-0001/checkpoints/iter-000020", "reason": "schedule"}
 )
 def test_a_removal_by_the_rules_is_no_news_and_damage_is(payload: dict[str, Any], line: str | None) -> None:
     assert event_line("checkpoint", {**SAVED, **payload}) == line
+
+
+@pytest.mark.parametrize(
+    ("status", "line"),
+    [
+        ("raised", "alert (warning): Answers grow; Raise kl.coef."),
+        ("escalated", "alert, now critical (warning): Answers grow; Raise kl.coef."),
+        ("cleared", "cleared (warning): Answers grow"),
+    ],
+)
+def test_an_alert_is_told_with_what_to_do(status: str, line: str) -> None:
+    payload = {"status": status, "severity": "warning", "title": "Answers grow", "remedy": "Raise kl.coef."}
+    assert event_line("alert", payload) == line

@@ -122,6 +122,7 @@ def metrics() -> dict[str, float | None]:
         ),
         sync=SyncReport(7, "digest", 1e-6),
         gamma=1.0,
+        rows_at_once=2,
     )
     seconds = {"rollout": 2.0, "scoring": 0.5, "logprobs": 0.5, "update": 4.0, "sync": 1.0, "iteration": 10.0}
     state = TrainerState(iteration=7, cursor=20, prompts_trained=13, prompts_filtered=10, prompts_failed=1)
@@ -190,6 +191,7 @@ KNOWN = {
     "response/empty": 1.0,
     "response/invalid": 1.0,
     "rollout/policy_version": 6.0,
+    "rollout/rows_at_once": 2.0,
     "rollout/engine_gap_mean": 1.0 / 7,  # half a nat at two tokens of seven
     "rollout/engine_gap_max": 0.5,
     "rollout/engine_gap_k3": 2 * (math.expm1(-0.5) + 0.5) / 7,

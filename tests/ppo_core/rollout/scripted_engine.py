@@ -21,6 +21,10 @@ class ScriptedEngine:
     def version(self) -> int:
         return self._version
 
+    @property
+    def rows_at_once(self) -> int | None:
+        return None
+
     def generate(
         self, prompt_ids: list[list[int]], *, seeds: list[int], check: Callable[[], None] | None = None
     ) -> list[Response]:

@@ -118,6 +118,10 @@ class Shared:
     def version(self) -> int:
         return self._engine.version
 
+    @property
+    def rows_at_once(self) -> int | None:
+        return self._engine.rows_at_once
+
     def generate(self, prompt_ids: list[list[int]], **more: Any) -> list[Response]:
         return self._engine.generate(prompt_ids, **more)
 

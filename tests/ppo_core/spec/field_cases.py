@@ -172,6 +172,19 @@ SHOWN_BY = {
     "training.peer_timeout_s": (
         "tests/worker/test_real_ranks.py::test_a_lost_rank_is_named_within_its_deadline_and_nothing_of_it_is_left"
     ),
+    "alerts.baseline_iterations": (
+        "tests/ppo_core/diagnostics/test_alerts.py::test_a_shorter_baseline_is_learned_from_the_first_iterations_alone"
+    ),
+    "alerts.bands": "tests/ppo_core/diagnostics/test_bands.py::test_a_run_may_change_a_band_and_switch_one_off",
+    "alerts.bands.*.low": "tests/ppo_core/diagnostics/test_bands.py::test_each_bound_of_a_runs_own_band_counts",
+    "alerts.bands.*.high": "tests/ppo_core/diagnostics/test_bands.py::test_each_bound_of_a_runs_own_band_counts",
+    "alerts.bands.*.red_low": "tests/ppo_core/diagnostics/test_bands.py::test_each_bound_of_a_runs_own_band_counts",
+    "alerts.bands.*.red_high": "tests/ppo_core/diagnostics/test_bands.py::test_each_bound_of_a_runs_own_band_counts",
+    "alerts.on_warning": "tests/ppo_core/diagnostics/test_alerts.py::test_what_the_spec_says_is_done",
+    "alerts.on_critical": (
+        "tests/ppo_core/diagnostics/test_alerts.py::test_a_warning_that_turns_red_escalates_the_same_alert"
+    ),
+    "alerts.on_story": "tests/ppo_core/diagnostics/test_alerts.py::test_what_the_spec_says_is_done",
     "name": "tests/ppo/test_train.py::test_the_default_run_directory_is_named_after_the_run",
     "resources.priority": "tests/store/test_queue.py::test_priority_goes_before_age",
 }

@@ -1,0 +1,93 @@
+"""Alerts in the trainer: told in the journal, obeyed with a checkpoint, and kept through a restart."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ppo_core.main import run_segment
+from ppo_core.rundir import ExitCode, SegmentDir, checkpoints
+from tests.ppo_core.toy_run import journal, make_toy, toy_segment
+
+# Answers of the toy have eight tokens, so that this band is left from the first iteration on.
+OWN = {"bands": {"response/length_p50": {"high": 0.5}}}
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    spec = make_toy(tmp_path_factory.mktemp("toy"))
+    return {**spec, "iterations": 6, "data": {**spec["data"], "held_out": None}, "checkpoints": {"every": 3}}
+
+
+def alerts(segment: SegmentDir) -> list[tuple[int, str, str]]:
+    return [(event.iteration, event.payload["status"], event.payload["rule"]) for event in journal(segment, "alert")]
+
+
+def state(segment: SegmentDir, iteration: int) -> dict[str, Any]:
+    kept: dict[str, Any] = json.loads((segment.checkpoint(iteration) / "state.json").read_text())["trainer"]
+    return {name: value for name, value in kept.items() if name != "hours"}
+
+
+RAISED = [(4, "raised", "band:response/length_p50")]
+
+
+def test_an_alert_pauses_with_a_checkpoint_and_the_run_goes_on_from_there(toy: dict[str, Any], tmp_path: Path) -> None:
+    """It is raised once: not again after the restart, whose state is the undisturbed run's to the last bit."""
+    paused = toy_segment(tmp_path / "paused", {**toy, "alerts": {**OWN, "on_warning": "pause"}})
+    assert run_segment(paused, 1, 1) == ExitCode.PAUSED
+    assert journal(paused, "end")[0].payload == {"code": 10, "reason": "guard", "error": None}
+    (event,) = journal(paused, "alert")
+    assert event.payload["action"] == "pause"
+    assert event.payload["title"].startswith("Response length, median is 8 tokens")
+    assert [path.name for path in checkpoints(paused)] == ["iter-000003", "iter-000004"]
+    assert journal(paused, "checkpoint")[-1].payload["reason"] == "guard"
+    assert run_segment(paused, 2, 2) == ExitCode.DONE
+    assert alerts(paused) == RAISED
+    noted = toy_segment(tmp_path / "noted", {**toy, "alerts": OWN})
+    assert run_segment(noted, 1, 1) == ExitCode.DONE
+    assert alerts(noted) == RAISED
+    mine, theirs = state(paused, 6), state(noted, 6)
+    assert mine["alerts"]["rules"]["band:response/length_p50"]["open"].pop("action") == "pause"
+    assert theirs["alerts"]["rules"]["band:response/length_p50"]["open"].pop("action") == "note"
+    assert mine == theirs
+    assert len(mine["alerts"]["history"]["response/length_p50"]["values"]) == 6
+
+
+def test_a_segment_that_goes_on_tells_nothing_twice(toy: dict[str, Any], tmp_path: Path) -> None:
+    first = toy_segment(tmp_path, {**toy, "alerts": {**OWN, "on_warning": "stop"}})
+    assert run_segment(first, 1, 1) == ExitCode.GATE_OR_GUARD
+    second = toy_segment(tmp_path, {**toy, "alerts": OWN}, number=2, checkpoint=str(first.checkpoint(4)))
+    assert run_segment(second, 2, 1) == ExitCode.DONE
+    assert (alerts(first), alerts(second)) == (RAISED, [])
+
+
+def hacked(trainer: Any) -> None:
+    """From each evaluation to the next the reward's scores of held-out answers rise, and the judge's fall."""
+    answer, count = trainer.held_out.answer, itertools.count()
+
+    def rising(*arguments: Any) -> Any:
+        found, more = answer(*arguments), 10.0 * next(count)
+        scores = [score + more for score in found.scores]
+        return replace(found, scores=scores, judge_scores=[score - more for score in found.judge_scores])
+
+    trainer.held_out.answer = rising
+
+
+def test_a_tripped_gate_is_an_alert(tmp_path: Path) -> None:
+    spec = make_toy(tmp_path / "toy")
+    other = make_toy(tmp_path / "judge")
+    judge = {"kind": "sequence_classifier", "model": other["reward"]["sources"][0]["model"]}
+    spec |= {"iterations": 4, "gate": {**spec["gate"], "judge": judge}, "checkpoints": {"every": 1}}
+    segment = toy_segment(tmp_path, spec)
+    assert run_segment(segment, 1, 1, change=hacked) == ExitCode.GATE_OR_GUARD
+    assert journal(segment, "end")[0].payload["reason"] == "gate"
+    alert = journal(segment, "alert")[-1]
+    assert (alert.iteration, alert.payload["rule"], alert.payload["action"]) == (2, "gate:judge", "stop")
+    assert "while the judge preferred the new answers in 0% of pairs" in alert.payload["detail"]
+    assert alert.payload["suggestion"]["changes"] == {"kl.coef": 0.15}
+    assert not [event for event in journal(segment, "note") if "gate" in event.payload["message"]]
