@@ -66,5 +66,8 @@ def path_places(data: Any, model: type[BaseModel], pointer: str = "") -> Iterato
         if names_path(field) and isinstance(value, str):
             yield place, data, name
         group = group_in(field.annotation)
-        if group is not None:
+        if group is not None and holds_names(field):
+            for key, entry in value.items() if isinstance(value, dict) else ():
+                yield from path_places(entry, group, f"{place}/{key}")
+        elif group is not None:
             yield from path_places(value, group, place)

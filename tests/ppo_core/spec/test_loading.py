@@ -30,7 +30,7 @@ from ppo_core.spec import (
     spec_paths,
     spec_schema,
 )
-from ppo_core.spec.fields import every_field, group_in, holds_list, names_path, path_places
+from ppo_core.spec.fields import every_field, group_in, holds_list, holds_names, names_path, path_places
 from ppo_core.spec.loading import MAX_DEPTH, MAX_SPEC_BYTES
 from ppo_core.spec.setting import Changeable, PathText, setting
 
@@ -502,7 +502,7 @@ def filled(model: type[BaseModel]) -> dict[str, Any]:
         if names_path(field):
             holder[keys[-1]] = name
         elif group_in(field.annotation) is not None:
-            holder[keys[-1]] = [{}] if holds_list(field) else {}
+            holder[keys[-1]] = [{}] if holds_list(field) else {"*": {}} if holds_names(field) else {}
     return data
 
 
