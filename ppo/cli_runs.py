@@ -1,4 +1,4 @@
-"""Commands about the runs of a platform: submit, ls, get, watch, wait, stop.
+"""Commands about the runs of a platform: submit, ls, get, watch, wait, stop, kill.
 
 Ctrl-C ends the command and never the run.
 """
@@ -6,7 +6,7 @@ Ctrl-C ends the command and never the run.
 from __future__ import annotations
 
 import json as json_module
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import islice
 from typing import Annotated, NoReturn
@@ -21,7 +21,7 @@ from ppo.exits import Exit
 from ppo.fail_on import FailOn, code_with
 from ppo.finding import find_run
 from ppo.spec_file import read_spec_file, told_how_to_prepare
-from ppo.wire import TERMINAL, Run
+from ppo.wire import TERMINAL, Command, Run
 from ppo_core.spec import parse_spec
 from ppo_core.spec.advice import warnings_of
 
@@ -168,11 +168,29 @@ def stop(
     json: Json = False,
 ) -> None:
     """Ask a run to stop with a checkpoint. One that is over already is no error: exit code 0, and --json gives it."""
+    _bring_to_end(Client.stop, run, wait, json)
+
+
+def kill(
+    run: RunId,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Until it has ended, and leave with its exit code: 3 when it was killed.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """End a run's processes at once, without a checkpoint. One that is over already is no error, as for `ppo stop`.
+
+    What was trained after its newest checkpoint is lost; `ppo retry` goes on from there.
+    """
+    _bring_to_end(Client.kill, run, wait, json)
+
+
+def _bring_to_end(ask: Callable[[Client, str], Command], run: str, wait: bool, json: bool) -> None:
     with platform(json) as (client, access):
         run_id = find_run(client, run)["id"]
         page = _page(access, run_id)
         try:
-            command = client.stop(run_id)
+            command = ask(client, run_id)
         except RefusedError as refusal:
             found = client.run(run_id)
             if found["state"] not in TERMINAL:
@@ -242,5 +260,5 @@ def _detached(run_id: str) -> typer.Exit:
 
 def register(app: typer.Typer) -> None:
     """Add these commands to the `ppo` command."""
-    for function in (submit, ls, get, watch, wait, stop):
+    for function in (submit, ls, get, watch, wait, stop, kill):
         app.command()(function)

@@ -147,6 +147,14 @@ class Client:
         """
         return cast(Command, self._connection.once("POST", f"/v1/runs/{_part(run_id)}/stop"))
 
+    def kill(self, run_id: str) -> Command:
+        """Have a run's processes ended at once, without a checkpoint. It becomes cancelled.
+
+        Raises:
+            RefusedError: it has ended already; the message says how.
+        """
+        return cast(Command, self._connection.once("POST", _run(run_id, "kill")))
+
     def command(self, run_id: str, command_id: str) -> Command:
         """What became of a command."""
         return cast(Command, self._connection.get(f"/v1/runs/{_part(run_id)}/commands/{_part(command_id)}"))

@@ -90,7 +90,10 @@ class Control:
 
     def _look(self) -> None:
         self._looked_at = time.monotonic()
-        for command in read_commands(self._segment, self._token):
+        found = read_commands(self._segment, self._token)
+        for withdrawn in self._commands.keys() - {command.id for command in found}:
+            del self._commands[withdrawn]
+        for command in found:
             if command.id not in self._commands and command.id not in self._done:
                 self._commands[command.id] = command
                 self._ack(command, "accepted")

@@ -19,13 +19,25 @@ from store.events import append_event
 from store.ids import new_id
 from store.models import Command, Run
 from store.runs import CommandRefused, locked_run, transition
-from store.states import AT_REST, MOVES, TERMINAL
+from store.states import AT_REST, MOVES, STATES, TERMINAL
 
 # The state that asking brings a run with a trainer to; a checkpoint changes nothing about what the run is.
-_ON_ASKING = {"stop": "stopping", "pause": "pausing"}
+_ON_ASKING = {"stop": "stopping", "pause": "pausing", "kill": "killing"}
+# What a run that has no trainer becomes at once.
+_WITHOUT_TRAINER = {"stop": "stopped", "kill": "cancelled"}
+# The states in which each kind is taken.
+_TAKEN_IN: dict[str, frozenset[str]] = {
+    "checkpoint": frozenset({"running"}),  # one that pauses or stops saves anyway
+    "pause": frozenset({"running"}),
+    "stop": frozenset(STATES) - TERMINAL - {"killing"},
+    "kill": frozenset(STATES) - TERMINAL,
+}
 
 # What is asked gives way to what is more severe, and is refused while that is open.
 SEVERITY = {"checkpoint": 0, "pause": 1, "rollback": 2, "stop": 3, "kill": 4}
+
+# What is taken back when its deadline passes, since nothing is lost without it; and what the trainer should have done.
+WITHDRAWN_LATE = {"pause": "pause", "checkpoint": "save a checkpoint"}
 
 # Which states a user's word brings back into the queue, and by which word.
 GOES_ON = {"resume": ("paused", "stopped"), "retry": ("failed", "cancelled")}
@@ -33,6 +45,7 @@ GOES_ON = {"resume": ("paused", "stopped"), "retry": ("failed", "cancelled")}
 _ENDED_HOW = {"stopped": "stopped", "succeeded": "succeeded", "failed": "failed", "cancelled": "been cancelled"}
 _ASKED_FOR = {
     "stop": "stopped",
+    "kill": "killed",
     "pause": "paused",
     "checkpoint": "asked for a checkpoint",
     "rollback": "rolled back",
@@ -71,10 +84,10 @@ def request_command(
     deadline_s: float,
     payload: dict[str, Any] | None = None,
 ) -> Command:
-    """Ask something of a run: `stop`, `pause` or `checkpoint`.
+    """Ask something of a run: `kill`, `stop`, `pause` or `checkpoint`.
 
-    The same kind while one is open returns the open one. Stopping a run that has no trainer is done at once. A stop
-    supersedes an open pause, never the other way round.
+    The same kind while one is open returns the open one. Stopping or killing a run that has no trainer is done at once.
+    What is more severe supersedes what is open, never the other way round.
 
     Raises:
         RunNotFound
@@ -84,28 +97,27 @@ def request_command(
     target = _ON_ASKING.get(kind, run.state)
     open_now = open_commands(session, run_id)
     goes_back = any(command.kind == "rollback" for command in open_now)
-    if run.state in TERMINAL and not (kind == "stop" and goes_back):
+    withdraws = goes_back and kind in _WITHOUT_TRAINER
+    if run.state in TERMINAL and not withdraws:
         raise refuse(run, kind, open_now, target)
     for command in open_now:
         if command.kind == kind:
             return command
     if any(SEVERITY[command.kind] > SEVERITY[kind] for command in open_now):
         raise refuse(run, kind, open_now, target)
-    has_no_trainer = run.state in AT_REST | {"queued"}
-    if kind == "pause" and run.state != "running":
-        raise refuse(run, kind, open_now, target)
-    if kind == "checkpoint" and run.state not in ("running", "pausing"):
+    if run.state not in _TAKEN_IN[kind] and not withdraws:
         raise refuse(run, kind, open_now, target)
     supersede(session, open_now, kind)
     command = _add(session, run_id, kind, requested_by, deadline_s, payload)
-    if kind == "stop" and has_no_trainer:
+    if kind in _WITHOUT_TRAINER and run.state in AT_REST | {"queued"}:
         if run.state not in TERMINAL:
-            transition(session, run_id, "stopped", actor=requested_by, reason_code="stopped")
+            reason = "killed" if kind == "kill" else "stopped"
+            transition(session, run_id, _WITHOUT_TRAINER[kind], actor=requested_by, reason_code=reason)
         withdrawn = "; the roll back was withdrawn" if goes_back else ""
         mark_finished(session, command.id, "done", f"the run had no trainer; no new checkpoint{withdrawn}")
     elif kind in _ON_ASKING and target in MOVES[run.state]:
         transition(session, run_id, target, actor=requested_by, reason_code=kind)
-    # Else it is recovering, or stopping to be requeued: whoever looks after it finds the open command.
+    # Else it is recovering, stopping to be requeued, or being killed: whoever looks after it finds the open command.
     session.refresh(command)
     return command
 
@@ -143,9 +155,9 @@ def refuse(run: Run, kind: str, open_now: Sequence[Command], target: str | None 
 
 
 def supersede(session: Session, open_now: Sequence[Command], kind: str) -> None:
-    """Give what is less severe than `kind` its outcome. Checkpoints asked for are still made on the way."""
+    """Give what is less severe than `kind` its outcome. Checkpoints are still made on the way, unless it is killed."""
     for command in open_now:
-        if 0 < SEVERITY[command.kind] < SEVERITY[kind]:
+        if SEVERITY[command.kind] < SEVERITY[kind] and (command.kind != "checkpoint" or kind == "kill"):
             mark_finished(session, command.id, "superseded", detail=f"{kind} was asked")
 
 
@@ -188,7 +200,8 @@ def refusal_sentence(run: Run, kind: str) -> str:
         return f"{run.name} is {run.state}; only a run that is {wanted} can be {_ASKED_FOR[kind]}{remedy}"
     if kind == "pause" and run.state == "paused":
         return f"{run.name} is paused already."
-    return f"{run.name} is {run.state}; it cannot be {_ASKED_FOR.get(kind, kind)} now."
+    stands = "being killed" if run.state == "killing" else run.state
+    return f"{run.name} is {stands}; it cannot be {_ASKED_FOR.get(kind, kind)} now."
 
 
 def open_commands(session: Session, run_id: str) -> list[Command]:
@@ -217,6 +230,34 @@ def mark_finished(session: Session, command_id: str, status: str, detail: str | 
         finished_at=func.now(),
         detail=func.coalesce(detail, Command.detail),
     )
+
+
+def finish_late(session: Session, run_id: str, token: int, command_id: str, phase: str | None) -> None:
+    """A pause or checkpoint was taken back from a trainer that had not begun with it by the deadline.
+
+    Raises:
+        LeaseLost: it is not the caller's to say.
+    """
+    run = locked_run(session, run_id, expect_token=token)
+    kind = session.get_one(Command, command_id).kind
+    where = f" in phase {phase}" if phase else ""
+    sentence = f"the trainer{where} did not begin to {WITHDRAWN_LATE[kind]} by the deadline; the request was withdrawn"
+    mark_finished(session, command_id, "timed_out", f"{sentence} and the run goes on")
+    if kind == "pause" and run.state == "pausing":
+        transition(session, run_id, "running", expect_token=token, reason_code="pause_timed_out")
+
+
+def carry_out_kill(session: Session, run: Run, detail: str | None = None) -> Run | None:
+    """Cancel a run whose processes are proved gone, if a kill is open; else None. `detail`: what else there was."""
+    asked = next((command for command in open_commands(session, run.id) if command.kind == "kill"), None)
+    if asked is None:
+        return None
+    sentence = f"killed by {asked.requested_by}; what came after its last checkpoint, if anything, is lost"
+    if detail:
+        sentence = f"{sentence} ({detail})"
+    run = transition(session, run.id, "cancelled", reason_code="killed", reason_detail=sentence)
+    finish_open(session, run.id, {"kill": ("done", "every process of the run is gone")})
+    return run
 
 
 def finish_open(session: Session, run_id: str, outcomes: dict[str, tuple[str, str | None]]) -> None:

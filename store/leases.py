@@ -12,7 +12,7 @@ from sqlalchemy import func, select, text, update
 from sqlalchemy.orm import Session
 
 from store.models import Run
-from store.runs import LeaseLost
+from store.runs import LeaseLost, locked_run
 from store.states import LIVE
 
 
@@ -31,6 +31,18 @@ def renew(session: Session, run_id: str, token: int, lease_s: float) -> None:
     )
     if session.scalar(statement) is None:
         raise LeaseLost(f"run {run_id} is no longer held by lease {token}")
+
+
+def held_run(session: Session, run_id: str, token: int) -> Run:
+    """The run's row, locked, if the lease still holds it: a run that was declared lost is the reconciler's.
+
+    Raises:
+        LeaseLost, RunNotFound
+    """
+    run = locked_run(session, run_id, expect_token=token)
+    if run.state not in LIVE:
+        raise LeaseLost(f"run {run_id} is {run.state}, no longer held by lease {token}")
+    return run
 
 
 def expired(session: Session, lease_s: float) -> list[tuple[str, int]]:

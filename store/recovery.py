@@ -1,6 +1,6 @@
 """What becomes of a run whose trainer or supervisor was lost: back to the queue while the budget lasts, else failed.
 
-A stop or a roll back that was asked is carried out instead.
+A kill, a stop or a roll back that was asked is carried out instead.
 
 Only infrastructure counts against the budget: a trainer that says why it ended is not retried.
 """
@@ -12,7 +12,7 @@ from datetime import timedelta
 from sqlalchemy import func
 from sqlalchemy.orm import Session
 
-from store.commands import finish_open, open_commands
+from store.commands import carry_out_kill, finish_open, open_commands
 from store.models import Run
 from store.rollback import go_back, open_rollback
 from store.runs import locked_run, transition
@@ -29,6 +29,9 @@ def settle(session: Session, run_id: str, *, expect_token: int, code: str, detai
         IllegalMove: the run is not recovering.
     """
     run = locked_run(session, run_id, expect_token=expect_token)
+    killed = carry_out_kill(session, run, detail)
+    if killed is not None:
+        return killed
     if any(command.kind == "stop" for command in open_commands(session, run_id)):
         saved = f"{detail}; it ended on its last checkpoint, which may be older than its last iteration"
         run = transition(session, run_id, "stopped", reason_code=code, reason_detail=saved, hint=hint)

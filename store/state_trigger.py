@@ -1,6 +1,6 @@
 """The map of states as the database's own constraint: a trigger, generated from `store.states.MOVES`.
 
-A migration that changes the map ends with `install(op)`; a test reads the function back and compares.
+A migration after a change of the map executes `function_sql()`; a test reads the function back and compares.
 """
 
 from __future__ import annotations

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, field
 
-from ppo_core.rundir import RankExit, SegmentDir, echoes_a_rank, find_fault
+from ppo_core.rundir import RankExit, SegmentDir, echoes_a_rank, find_fault, withdraw_command
+from store.commands import WITHDRAWN_LATE
 from worker.attempt_view import AttemptView
 from worker.delivery import Delivery
 from worker.outcome import EndedBy, Outcome, from_end, from_fault, stopped_unasked, without_end
@@ -38,6 +39,17 @@ class Attempt:
         """From now on the trainer is being ended."""
         log.warning("ending the trainer: %s", why)
         self.ended_by, self.why = by, why
+
+    def withdraw(self, command_id: str, kind: str, token: int) -> bool:
+        """Take back a request that came to its deadline, and that nothing is lost without: False where it cannot be.
+
+        A save under way is waited for, however late. What is more severe has an escalation instead: a trainer that does
+        not stop in time is ended.
+        """
+        if kind not in WITHDRAWN_LATE or self.view.phase == "saving" or self.view.end or self.ended_by:
+            return False
+        withdraw_command(self.segment, command_id, token)
+        return True
 
     def over(self) -> bool:
         """Whether the trainer and all it started are gone. What it left behind when it went is ended here."""

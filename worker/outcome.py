@@ -10,14 +10,14 @@ from sqlalchemy.orm import Session
 
 from ppo_core.rundir import ExitCode, RankExit, RankFault, describe_exits, first_lost
 from store import recovery
-from store.commands import finish_open, open_commands
+from store.commands import carry_out_kill, finish_open, open_commands
 from store.models import Run
 from store.rollback import OpenRollback, go_back, open_rollback
 from store.runs import locked_run, transition
 
 Kind = Literal["succeeded", "paused", "stopped", "failed", "requeued", "cancelled", "lost"]
 # Why the supervisor itself ended the trainer, if it did.
-EndedBy = Literal["loading_stop", "deadline", "stalled", "rank_lost"]
+EndedBy = Literal["loading_stop", "deadline", "stalled", "rank_lost", "kill"]
 # Codes of ends by what watches the run.
 TRIPPED = frozenset({"gate", "guard"})
 
@@ -56,12 +56,19 @@ def _roll_back(session: Session, run: Run, token: int, outcome: Outcome, back: O
     else:
         to = "recovering" if outcome.kind == "lost" else "stopping"
     if to is not None and run.state != to:
+        _as_started(session, run, to, token)
         transition(session, run.id, to, expect_token=token, **reason)
     # What made it rest is no news; what was lost thereby is.
     note = outcome.detail if outcome.kind in ("lost", "cancelled") or own_end else None
     if outcome.kind == "lost":
         note = f"{note}; what came after its last checkpoint is lost"
     return go_back(session, run.id, back, note)
+
+
+def _as_started(session: Session, run: Run, to: str, token: int) -> None:
+    """Write down that the trainer had started, where only its word about how it ended has come through."""
+    if run.state == "starting" and to in ("paused", "stopped", "succeeded", "requeued"):
+        transition(session, run.id, "running", expect_token=token)
 
 
 def from_end(end: dict[str, Any], saved_iteration: int | None, draining: bool) -> Outcome:
@@ -100,6 +107,8 @@ def from_fault(fault: RankFault) -> Outcome:
 def without_end(exits: Sequence[RankExit], ended_by: EndedBy | None, why: str | None, draining: bool) -> Outcome:
     """What it means that the trainer left no last word. `why` is what made the supervisor end it."""
     match ended_by:
+        case "kill":
+            return Outcome("cancelled", "killed")
         case "loading_stop":
             return Outcome(
                 "requeued" if draining else "stopped",
@@ -129,6 +138,9 @@ def write_outcome(session: Session, run_id: str, token: int, outcome: Outcome) -
         LeaseLost: the outcome of this attempt no longer counts.
     """
     run = locked_run(session, run_id, expect_token=token)
+    killed = carry_out_kill(session, run)  # However the attempt ended: who killed the run wants it gone, and it is.
+    if killed is not None:
+        return killed
     asked = {command.kind for command in open_commands(session, run_id)}
     reason = {"reason_code": outcome.code, "reason_detail": outcome.detail, "hint": outcome.hint}
     kind = outcome.kind
@@ -145,8 +157,7 @@ def write_outcome(session: Session, run_id: str, token: int, outcome: Outcome) -
         kind, reason["reason_code"] = "stopped", "stopped"
     if kind == "paused" and run.state == "stopping":
         kind = "stopped"  # it had paused before the stop reached it; either way it stands still with a checkpoint
-    if kind in ("paused", "requeued") and run.state == "starting":
-        run = transition(session, run_id, "running", expect_token=token)
+    _as_started(session, run, kind, token)
     match kind:
         case "lost":
             transition(session, run_id, "recovering", expect_token=token, **reason)

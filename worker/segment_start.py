@@ -34,6 +34,10 @@ class Prepared:
     folder: SegmentDir
 
 
+class KilledBeforeStart(Exception):
+    """The run was killed between its claim and the start of its trainer."""
+
+
 def prepare(sessions: sessionmaker[Session], run_id: str, token: int, run_dir: Path, supervisor_pid: int) -> Prepared:
     """Settle what earlier attempts left, choose the segment, and make its folder.
 
@@ -44,10 +48,13 @@ def prepare(sessions: sessionmaker[Session], run_id: str, token: int, run_dir: P
 
     Raises:
         LeaseLost: the claim no longer counts.
+        KilledBeforeStart: there is no trainer to start.
         RunDirectoryError: the run's folder is not what it should be, or what the run left in it is not there.
     """
     with sessions.begin() as session:
         run = locked_run(session, run_id, expect_token=token)
+        if run.state == "killing":
+            raise KilledBeforeStart
         if run.state not in ("starting", "stopping"):
             raise LeaseLost(f"run {run_id} is {run.state}, not starting")
         session.execute(update(Run).where(Run.id == run_id).values(supervisor_pid=supervisor_pid))

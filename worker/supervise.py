@@ -37,7 +37,7 @@ from ppo_core.rundir import (
 )
 from store import leases
 from store.checkpoints import longest_comparison_s, record_verification
-from store.commands import mark_delivered, open_commands
+from store.commands import finish_late, mark_acked, mark_delivered, open_commands
 from store.models import Command, Run
 from store.queue import held_gpus
 from store.retention import rules_of
@@ -50,7 +50,7 @@ from worker.delivery import Delivery
 from worker.outcome import EndedBy, Outcome, write_outcome
 from worker.processes import kill_marked
 from worker.prune import Pruner
-from worker.segment_start import Prepared, loaded_checkpoint, prepare
+from worker.segment_start import KilledBeforeStart, Prepared, loaded_checkpoint, prepare
 from worker.settings import WorkerSettings, read_settings
 from worker.target_check import TargetCheck, TargetChecks
 from worker.trainer_process import RankStart, TrainerProcesses
@@ -68,6 +68,8 @@ TERM_GRACE_S: dict[EndedBy, float] = {
     # A trainer that is loading has nothing to save: it may go at once.
     "loading_stop": 0.5,
     "rank_lost": LOST_GRACE_S,
+    # Long enough for an engine to give its GPU back, too short for a checkpoint: nobody wants one.
+    "kill": 1.0,
 }
 AWAY_PAUSE_S = 1.0
 
@@ -87,6 +89,7 @@ class Supervisor:
         self._drain_told = False
         self._stop_until: float | None = None
         self._back_until: float | None = None
+        self._killed = False
         self._checks = TargetChecks()
         self._handed_over: dict[str, str] = {}
         self._renew_at = 0.0
@@ -108,6 +111,8 @@ class Supervisor:
             outcome = attempt.outcome(self.draining and self._back_until is None, asked)
             if outcome.kind == "failed" and outcome.code == CheckpointError.code and not attempt.view.started:
                 outcome = self._blame_checkpoint(prepared, outcome)
+        except KilledBeforeStart:
+            outcome = Outcome("cancelled", "killed")
         except (LeaseLost, RunNotFound) as lost:
             # Somebody else decides about the run now, and must not meet our trainer.
             log.warning("left the run alone: %s", lost)
@@ -244,6 +249,16 @@ class Supervisor:
             if kind == "rollback":
                 self._take_rollback(session, attempt, state, float(remaining_s))
                 continue
+            if kind == "kill":
+                if not self._killed:
+                    mark_delivered(session, command_id)
+                    mark_acked(session, command_id, "its processes are being ended")
+                self._killed = True
+                continue
+            if remaining_s <= 0 and attempt.withdraw(command_id, kind, self.token):
+                finish_late(session, self.run_id, self.token, command_id, attempt.view.phase)
+                self._handed_over.pop(command_id, None)
+                continue
             if kind == "stop":
                 self._stop_until = time.monotonic() + float(remaining_s)
             if kind == "pause" and state == "running":  # asked of an earlier attempt
@@ -254,6 +269,8 @@ class Supervisor:
             self._handed_over[command_id] = kind
             if status == "pending":
                 mark_delivered(session, command_id)
+            if kind == "stop" and not attempt.view.started:
+                mark_acked(session, command_id)  # for a trainer that cannot yet hear it and is ended instead
 
     def _take_rollback(self, session: Session, attempt: Attempt, state: str, remaining_s: float) -> None:
         """Once its checkpoint is known to be whole, have the trainer save and stop; until then the run goes on."""
@@ -276,6 +293,8 @@ class Supervisor:
             # A run that pauses or stops comes to rest with a checkpoint anyway.
             if not {"pause", "stop", "rollback"} & set(self._handed_over.values()):
                 send_command(attempt.segment, ControlCommand(f"drain-{self.token}", "stop", self.token))
+        if self._killed and attempt.ended_by != "kill":
+            attempt.end("kill", "a kill was asked")
         if attempt.ended_by is not None:
             attempt.trainer.end(TERM_GRACE_S[attempt.ended_by])
         elif attempt.view.end is not None:
@@ -311,6 +330,7 @@ class Supervisor:
             if attempt is not None:
                 self._deliver_rest(attempt)
             with self.sessions.begin() as session:
+                leases.held_run(session, self.run_id, self.token)
                 write_outcome(session, self.run_id, self.token, outcome)
             return 0
 

@@ -23,8 +23,9 @@ from store.runs import ForkStart, create_run
 
 router = APIRouter(prefix="/v1/runs/{run_id}", tags=["runs"])
 
-PAUSE_DEADLINE_S = 60.0
-CHECKPOINT_DEADLINE_S = 600.0  # It is made between two iterations, and those may be long.
+# Both wait for an update under way, which may be long; then the request is withdrawn and the run goes on.
+PAUSE_DEADLINE_S = 600.0
+CHECKPOINT_DEADLINE_S = 600.0
 
 DryRun = Annotated[bool, Query(description="Only say what it would mean; nothing is stored.")]
 
@@ -162,13 +163,19 @@ def retry_run(run_id: str, database: Database, who: Who, hint: Hint) -> Command:
 
 @router.post("/pause", status_code=202, openapi_extra=least("operator"))
 def pause_run(run_id: str, database: Database, who: Who) -> Command:
-    """Save and give the worker's slot back until the run is resumed. Asking again returns the same open command."""
+    """Save and give the worker's slot back until the run is resumed. Asking again returns the same open command.
+
+    A trainer that has not begun to by the deadline trains on: the command is timed_out, and the run is running.
+    """
     return _ask(database, run_id, "pause", who, PAUSE_DEADLINE_S)
 
 
 @router.post("/checkpoint", status_code=202, openapi_extra=least("operator"))
 def save_run(run_id: str, database: Database, who: Who) -> Command:
-    """Save after the present iteration and go on. Asking again returns the same open command."""
+    """Save after the present iteration and go on. Asking again returns the same open command.
+
+    One that has not begun by the deadline is timed_out and not made any more.
+    """
     return _ask(database, run_id, "checkpoint", who, CHECKPOINT_DEADLINE_S)
 
 

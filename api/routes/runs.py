@@ -1,4 +1,4 @@
-"""Runs: submit, list, read, change, delete, stop, and what became of a command."""
+"""Runs: submit, list, read, change, delete, stop, kill, and what became of a command."""
 
 from __future__ import annotations
 
@@ -25,6 +25,9 @@ from store.states import State
 router = APIRouter(prefix="/v1/runs", tags=["runs"])
 
 STOP_DEADLINE_S = 60.0  # Time for a last checkpoint before the trainer is ended by force.
+# Seconds where the supervisor is well, a lease and its recovery where it is not. What comes after a kill is nothing,
+# so one that is late stays open until the processes are gone.
+KILL_DEADLINE_S = 60.0
 
 IdempotencyKey = Annotated[
     str | None,
@@ -155,6 +158,19 @@ def stop_run(run_id: str, database: Database, who: Who) -> Command:
     """Stop with a checkpoint. While a stop is open, asking again returns the same command; 409 when the run is over."""
     command = request_command(database, run_id, "stop", who.name, STOP_DEADLINE_S)
     audit.record(database, who.name, "run.stop", run_id, command=command.id)
+    database.commit()
+    return Command.model_validate(command)
+
+
+@router.post("/{run_id}/kill", status_code=202, openapi_extra=least("operator"))
+def kill_run(run_id: str, database: Database, who: Who) -> Command:
+    """End the run's processes at once, without a checkpoint: for what a stop takes too long for. It becomes cancelled.
+
+    Whatever else is open gives way. While a kill is open, asking again returns it; 409 when the run is over. A retry
+    goes on from the newest checkpoint.
+    """
+    command = request_command(database, run_id, "kill", who.name, KILL_DEADLINE_S)
+    audit.record(database, who.name, "run.kill", run_id, command=command.id)
     database.commit()
     return Command.model_validate(command)
 

@@ -28,7 +28,14 @@ from ppo_core.rundir.checkpoint_files import (
     verify_checkpoint,
     write_manifest,
 )
-from ppo_core.rundir.control import SEVERITY, CommandKind, ControlCommand, read_commands, send_command
+from ppo_core.rundir.control import (
+    SEVERITY,
+    CommandKind,
+    ControlCommand,
+    read_commands,
+    send_command,
+    withdraw_command,
+)
 from ppo_core.rundir.files import fsync_folder, no_space_left, reserved_space, write_atomically
 from ppo_core.rundir.journal import (
     Event,
@@ -122,6 +129,7 @@ __all__ = [
     "stored_checkpoint",
     "stored_manifest",
     "verify_checkpoint",
+    "withdraw_command",
     "write_atomically",
     "write_manifest",
 ]

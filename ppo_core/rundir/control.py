@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Literal
 
 from ppo_core.rundir.files import write_atomically
@@ -26,7 +27,16 @@ class ControlCommand:
 def send_command(segment: SegmentDir, command: ControlCommand) -> None:
     """Leave a command for the trainer that holds `command.token`."""
     segment.control.mkdir(parents=True, exist_ok=True)
-    write_atomically(segment.control / f"{command.token:08d}-{command.id}.json", json.dumps(asdict(command)))
+    write_atomically(_path(segment, command.id, command.token), json.dumps(asdict(command)))
+
+
+def withdraw_command(segment: SegmentDir, command_id: str, token: int) -> None:
+    """Take a command back. A trainer that has not begun to act on it forgets it at its next look."""
+    _path(segment, command_id, token).unlink(missing_ok=True)
+
+
+def _path(segment: SegmentDir, command_id: str, token: int) -> Path:
+    return segment.control / f"{token:08d}-{command_id}.json"
 
 
 def read_commands(segment: SegmentDir, token: int) -> list[ControlCommand]:

@@ -28,6 +28,7 @@ TABLE = {
     ("PATCH", "/v1/runs/{run_id}"): OPERATOR,
     ("DELETE", "/v1/runs/{run_id}"): OPERATOR,
     ("POST", "/v1/runs/{run_id}/stop"): OPERATOR,
+    ("POST", "/v1/runs/{run_id}/kill"): OPERATOR,
     ("POST", "/v1/runs/{run_id}/pause"): OPERATOR,
     ("POST", "/v1/runs/{run_id}/checkpoint"): OPERATOR,
     ("POST", "/v1/runs/{run_id}/resume"): OPERATOR,

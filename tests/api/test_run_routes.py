@@ -151,6 +151,40 @@ def test_stopping_what_has_ended_is_409_and_says_what_is_allowed(
     assert unknown.json()["detail"] == operator.get("/v1/runs/r-none").json()["detail"] == "There is no run 'r-none'."
 
 
+# Kill
+
+
+def test_killing_what_waits_cancels_it_and_what_has_ended_is_409(
+    operator: TestClient, make_run: Callable[..., str]
+) -> None:
+    run_id = make_run()
+    command = operator.post(f"/v1/runs/{run_id}/kill")
+    assert command.status_code == 202
+    assert (command.json()["kind"], command.json()["status"]) == ("kill", "done")
+    run = operator.get(f"/v1/runs/{run_id}").json()
+    assert (run["state"], run["reason_code"]) == ("cancelled", "killed")
+    again = operator.post(f"/v1/runs/{run_id}/kill")
+    assert again.status_code == 409
+    assert again.json()["detail"] == f"{run['name']} has already been cancelled at iteration 0."
+
+
+def test_killing_supersedes_a_stop_and_can_be_followed(
+    operator: TestClient, make_run: Callable[..., str], sessions: sessionmaker[Session]
+) -> None:
+    run_id = make_run()
+    with sessions.begin() as session:
+        transition(session, run_id, "starting")
+    stop = operator.post(f"/v1/runs/{run_id}/stop").json()["id"]
+    kill = operator.post(f"/v1/runs/{run_id}/kill").json()
+    assert kill["status"] == "pending"
+    assert operator.post(f"/v1/runs/{run_id}/kill").json()["id"] == kill["id"]
+    assert operator.get(f"/v1/runs/{run_id}/commands/{stop}").json()["status"] == "superseded"
+    assert operator.get(f"/v1/runs/{run_id}/commands/{kill['id']}").json() == kill
+    assert operator.get(f"/v1/runs/{run_id}").json()["state"] == "killing"
+    refused = operator.post(f"/v1/runs/{run_id}/stop")
+    assert (refused.status_code, "is being killed" in refused.json()["detail"]) == (409, True)
+
+
 # Derived
 
 

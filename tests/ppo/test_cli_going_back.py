@@ -21,6 +21,7 @@ from ppo.cli import app
 from ppo.client import Client, RefusedError, RequestError, WaitTimeoutError
 from ppo.exits import Exit
 from store import keys
+from store.commands import carry_out_kill
 from store.metrics_write import IterationMetrics, write_metrics
 from store.models import Run
 from store.rollback import confirm_target, go_back, open_rollback
@@ -235,3 +236,15 @@ def test_the_curl_lines_of_the_page_do_what_it_says(client: Client, run: SavedRu
     assert [one["code"] for one in answers if "code" in one] == ["not_found", "illegal_move", "not_found"]
     assert [(one["kind"], one["status"]) for one in answers if "kind" in one] == [("rollback", "pending")]
     assert [one["name"] for one in answers if "num_iterations" in one] == ["bolder"]
+
+
+def test_kill_says_what_it_did_and_of_an_ended_run_how_it_ended(client: Client, run: SavedRun) -> None:
+    asked = answer("kill", run.run_id)
+    assert (asked["kind"], asked["status"], client.run(run.run_id)["state"]) == ("kill", "pending", "killing")
+    assert client.kill(run.run_id)["id"] == asked["id"]
+    with run.sessions.begin() as session:
+        carry_out_kill(session, session.get_one(Run, run.run_id))
+    over = invoke("kill", run.run_id)
+    assert (over.exit_code, "has already been cancelled at iteration 40" in over.output) == (0, True)
+    assert invoke("kill", run.run_id, "--wait").exit_code == Exit.STOPPED
+    assert answer("retry", run.run_id)["status"] == "done"

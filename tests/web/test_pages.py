@@ -169,6 +169,22 @@ def test_a_stop_that_comes_too_late_is_told_and_no_fault(platform: Platform, vis
     visitor.complaints.clear()
 
 
+def test_kill_asks_first_and_ends_the_run(platform: Platform, visit: Visit) -> None:
+    run = platform.submit(2000)
+    page = visit(platform.stack).open(f"/runs/{run}")
+    expect(page.locator("header [data-state]")).to_have_text("running")
+    kill = page.locator("header").get_by_role("button", name="Kill")
+    kill.click()
+    expect(page.get_by_role("dialog")).to_contain_text("nothing is saved")
+    page.get_by_role("button", name="Keep running").click()
+    kill.click()
+    page.get_by_role("button", name="Kill the run").click()
+    expect(page.locator("[data-command=kill]")).to_be_visible()
+    expect(page.locator("header [data-state]")).to_have_text("cancelled", timeout=60_000)
+    expect(page.locator("[data-command=kill][data-status=done]")).to_contain_text("every process of the run is gone")
+    expect(kill).to_be_disabled()
+
+
 def test_ten_tabs_share_one_stream_and_the_tenth_can_still_stop(platform: Platform, visit: Visit) -> None:
     """Browsers allow six connections to a host; ten streams would freeze the tenth tab."""
     runs = [platform.submit(2) for _ in range(9)] + [platform.submit(2000)]

@@ -62,3 +62,9 @@ export function whyNoStop(state: RunState, canOperate: boolean): string | null {
   if (!STOPPABLE.has(state)) return `The run is ${state} already.`;
   return canOperate ? null : "Your role may look, not stop runs.";
 }
+
+/** Why Kill cannot be pressed; null when it can. It goes on where a stop is under way: that is what it is for. */
+export function whyNoKill(state: RunState, canOperate: boolean): string | null {
+  if (hasEnded(state)) return `The run has ended: it is ${state}.`;
+  return canOperate ? null : "Your role may look, not kill runs.";
+}

@@ -7,7 +7,7 @@ import { tokenOf } from "../src/pages/login/token";
 import { strengths, visible } from "../src/pages/run/tokens";
 import { definitionOf, outside } from "../src/pages/run/metric_rows";
 import { secondsLeft } from "../src/pages/run/progress";
-import { whyNoStop } from "../src/run_states";
+import { whyNoKill, whyNoStop } from "../src/run_states";
 import type { MetricDefinition } from "../src/api/types";
 
 describe("numbers", () => {
@@ -107,6 +107,9 @@ describe("runs", () => {
     expect(whyNoStop("stopping", true)).toContain("already");
     expect(whyNoStop("failed", true)).toContain("ended");
     expect(whyNoStop("running", false)).toContain("role");
+    expect(whyNoKill("stopping", true)).toBeNull();
+    expect(whyNoKill("failed", true)).toContain("ended");
+    expect(whyNoKill("running", false)).toContain("role");
   });
 
   it("estimate the time left from the last iterations", () => {

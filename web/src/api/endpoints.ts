@@ -14,6 +14,7 @@ export const readRun = (id: string): Promise<RunDetail> => get(runPath(id));
 export const readCommand = (run: string, id: string): Promise<Command> => get(`${runPath(run)}/commands/${encodeURIComponent(id)}`);
 export const deleteRun = (seen: Run): Promise<void> => remove(runPath(seen.id), { "If-Match": `"${seen.version}"` });
 export const stopRun = (id: string): Promise<Command> => post(`${runPath(id)}/stop`);
+export const killRun = (id: string): Promise<Command> => post(`${runPath(id)}/kill`);
 
 export const pauseRun = (id: string): Promise<Command> => post(`${runPath(id)}/pause`);
 export const resumeRun = (id: string): Promise<Command> => post(`${runPath(id)}/resume`);

@@ -77,6 +77,29 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/runs/{run_id}/kill": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Kill Run
+         * @description End the run's processes at once, without a checkpoint: for what a stop takes too long for. It becomes cancelled.
+         *
+         *     Whatever else is open gives way. While a kill is open, asking again returns it; 409 when the run is over. A retry
+         *     goes on from the newest checkpoint.
+         */
+        post: operations["kill_run"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/runs/{run_id}/commands/{command_id}": {
         parameters: {
             query?: never;
@@ -192,6 +215,8 @@ export interface paths {
         /**
          * Pause Run
          * @description Save and give the worker's slot back until the run is resumed. Asking again returns the same open command.
+         *
+         *     A trainer that has not begun to by the deadline trains on: the command is timed_out, and the run is running.
          */
         post: operations["pause_run"];
         delete?: never;
@@ -212,6 +237,8 @@ export interface paths {
         /**
          * Save Run
          * @description Save after the present iteration and go on. Asking again returns the same open command.
+         *
+         *     One that has not begun by the deadline is timed_out and not made any more.
          */
         post: operations["save_run"];
         delete?: never;
@@ -2466,6 +2493,37 @@ export interface operations {
         };
     };
     stop_run: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                run_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            202: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Command"];
+                };
+            };
+            /** @description Anything else. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    kill_run: {
         parameters: {
             query?: never;
             header?: never;
