@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from sqlalchemy import func, select
@@ -73,3 +74,8 @@ def _slot(worker: Worker, slot: WorkerSlot, run_name: str | None, run_state: str
     return SlotStanding(
         slot.kind, slot.index, device.get("name"), device.get("memory_gib"), slot.run_id, run_name, run_state
     )
+
+
+def most_gpus(workers: Iterable[WorkerStanding]) -> int | None:
+    """GPUs of the largest of these workers, gone ones included: they may come back. None where no worker is known."""
+    return max((standing.worker.gpus for standing in workers), default=None)

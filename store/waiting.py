@@ -12,7 +12,7 @@ from datetime import datetime
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from store.fleet import WorkerStanding, list_workers
+from store.fleet import WorkerStanding, list_workers, most_gpus
 from store.models import Run
 
 MOST_NAMED = 3
@@ -27,7 +27,10 @@ def waiting_reasons(session: Session, queued: Sequence[Run], now: datetime) -> d
     reasons = {}
     for run in queued:
         num_ahead = ahead.get(run.id, 0)
-        reasons[run.id] = _not_before(run, now) or _no_place(run, workers) or _its_turn(run, workers, num_ahead)
+        never = _too_big(run, workers)
+        reasons[run.id] = (
+            _not_before(run, now) or never or _no_place(run, workers) or _its_turn(run, workers, num_ahead)
+        )
     return reasons
 
 
@@ -43,6 +46,17 @@ def _not_before(run: Run, now: datetime) -> str | None:
     if run.not_before is None or run.not_before <= now:
         return None
     return f"Waits {round((run.not_before - now).total_seconds()) + 1} s more before it is tried again."
+
+
+def _too_big(run: Run, workers: Sequence[WorkerStanding]) -> str | None:
+    """Why waiting alone will not do: no machine that anybody ever connected has room for it."""
+    most = most_gpus(workers)
+    if most is None or run.gpus <= most:
+        return None
+    return (
+        f"Needs {_gpus(run.gpus)}; the largest worker that was ever connected has {most}: connect a larger one, or submit "
+        "it again with fewer."
+    )
 
 
 def _no_place(run: Run, workers: Sequence[WorkerStanding]) -> str | None:

@@ -117,7 +117,8 @@ class Looker:
         started = 0
         while not self._stopping.is_set():
             with self.sessions.begin() as session:
-                claimed = claim(session, self.settings.worker_id, self.settings.lease_s + START_ALLOWANCE_S)
+                lease_s = self.settings.lease_s + START_ALLOWANCE_S
+                claimed = claim(session, self.settings.worker_id, lease_s, self.settings.reserve_after_s)
             if claimed is None:
                 break
             self._start_supervisor(claimed)

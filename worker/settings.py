@@ -33,6 +33,9 @@ class WorkerSettings(BaseSettings):
     lease_s: float = Field(20, gt=0, description="How long a supervisor may be silent before its run is taken back.")
     renew_s: float = Field(5, gt=0, description="How often a supervisor renews its lease.")
     poll_s: float = Field(5, gt=0, description="How often worker and reconciler look by themselves.")
+    reserve_after_s: float = Field(
+        600, ge=0, description="How long a run of several GPUs waits until GPUs are held for it as they become free."
+    )
     drain_s: float = Field(780, gt=0, description="How long a draining worker's runs have to save and stop.")
     rollback_stop_s: float = Field(60, gt=0, description="How long a trainer has to save before its run goes back.")
     webhook_hosts: Annotated[WebhookHosts, NoDecode] = Field(

@@ -17,6 +17,7 @@ from ppo_core.estimate import estimate
 from store import audit, idempotency, run_read
 from store.commands import request_command
 from store.deletion import delete_run
+from store.fleet import list_workers, most_gpus
 from store.ids import new_id
 from store.run_read import RunStanding
 from store.runs import change_run, create_run, locked_run
@@ -60,7 +61,7 @@ def submit_run(
 ) -> Run | Response:
     """Queue a run. A spec with faults is refused with every fault named, and nothing is stored."""
     if dry_run:
-        return Response(_dry_run(body, settings).model_dump_json(), media_type="application/json")
+        return Response(_dry_run(body, database, settings).model_dump_json(), media_type="application/json")
     if key is None:
         raise key_missing()
     request = idempotency.Request(
@@ -194,14 +195,14 @@ def run_message(standing: RunStanding) -> Run:
     return Run(**_fields(standing))
 
 
-def _dry_run(body: SpecBody, settings: Settings) -> DryRun:
+def _dry_run(body: SpecBody, database: Database, settings: Settings) -> DryRun:
     spec = accept_spec(body, settings.roots, settings.reward_hosts, settings.engine_hosts)
     found = estimate(spec)
     fields = spec_fields(spec)
     return DryRun(
         spec=fields,
         spec_yaml=spec_yaml(fields),
-        warnings=list(found.warnings),
+        warnings=[*found.warnings, *_fleet_warnings(database, spec.resources.gpus)],
         estimate=found.as_dict(),
         meaning=list(found.news),
     )
@@ -219,6 +220,17 @@ def _detail(database: Database, run_id: str) -> RunDetail:
         spec_yaml=spec_yaml(spec),
         open_commands=[Command.model_validate(command) for command in commands],
     )
+
+
+def _fleet_warnings(database: Database, gpus: int) -> list[str]:
+    """That the run would wait for a machine that nobody has connected yet."""
+    most = most_gpus(list_workers(database))
+    if most is None or gpus <= most:
+        return []
+    return [
+        f"resources.gpus is {gpus}, more than any worker that was ever connected has ({most}): the run would wait "
+        "until a larger one is connected."
+    ]
 
 
 def _fields(standing: RunStanding) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import update
+from sqlalchemy import delete, update
 from sqlalchemy.orm import Session, sessionmaker
 from starlette.testclient import TestClient
 
@@ -266,6 +266,10 @@ def test_a_queued_run_says_why_it_waits(
         session.flush()
         session.add(WorkerSlot(worker_id="w-1", kind="cpu", index=0, run_id=small))
     try:
+        assert reason(big).startswith("Needs 2 GPUs; the largest worker that was ever connected has 1: connect")
+        with sessions.begin() as session:
+            gone = {"id": "w-2", "state": "gone", "host": "h", "pid": 1, "cpu_slots": 1, "gpus": 4}
+            session.add(Worker(**gone, version="0", data_token="t"))
         assert reason(big) == "Needs 2 GPUs; the largest connected worker has 1."
         assert reason(small) == "Next in the queue; CPU slots are held by test."
         with sessions.begin() as session:
@@ -274,7 +278,7 @@ def test_a_queued_run_says_why_it_waits(
         assert "s more before it is tried again" in reason(small)
     finally:
         with sessions.begin() as session:
-            session.delete(session.get_one(Worker, "w-1"))
+            session.execute(delete(Worker).where(Worker.id.in_(["w-1", "w-2"])))
 
 
 # Samples and checkpoints

@@ -21,7 +21,7 @@ from starlette.testclient import TestClient
 from api.main import create_app
 from api.settings import ApiSettings
 from store.hint import HINT_QUEUE, HINT_TASK
-from store.models import AuditEntry, RunEvent, Segment
+from store.models import AuditEntry, RunEvent, Segment, Worker
 from tests.api.conftest import ADDRESS
 
 
@@ -342,3 +342,21 @@ def test_a_submit_leaves_a_hint_with_the_broker(
     message = json.loads(waiting[0])
     assert message["headers"]["task"] == HINT_TASK
     assert message["content-type"] == "application/json"
+
+
+def test_a_dry_run_warns_of_more_gpus_than_any_worker_has(
+    operator: TestClient, spec: dict[str, Any], sessions: sessionmaker[Session]
+) -> None:
+    def warnings(gpus: int) -> list[str]:
+        answer = post(operator, {"spec": {**spec, "resources": {"gpus": gpus}}}, dry_run=True)
+        return [warning for warning in answer.json()["warnings"] if "resources.gpus" in warning]
+
+    assert warnings(1) == []  # nobody knows yet what machines there will be
+    with sessions.begin() as session:
+        session.add(Worker(id="w", state="gone", host="h", pid=1, cpu_slots=1, gpus=0, version="0", data_token="t"))
+    try:
+        assert warnings(0) == []
+        assert warnings(1)[0].startswith("resources.gpus is 1, more than any worker that was ever connected has (0)")
+    finally:
+        with sessions.begin() as session:
+            session.delete(session.get_one(Worker, "w"))

@@ -73,6 +73,58 @@ def test_gpus_belong_to_one_run_and_fit_is_respected(session: Session, make_run:
     assert too_big.state == "queued"
 
 
+def _aged(session: Session, run: Run, seconds: float) -> None:
+    session.execute(update(Run).where(Run.id == run.id).values(queued_at=func.now() - timedelta(seconds=seconds)))
+
+
+def test_big_run_is_overtaken_until_it_has_waited_and_then_gpus_are_held_for_it(
+    session: Session, make_run: Callable[..., Run]
+) -> None:
+    worker = _register(session, cpu_slots=1, gpus=2)
+    running = make_run(gpus=1)
+    assert claim(session, worker, 20) is not None
+    big, small = make_run(gpus=2), make_run(gpus=1)
+    _aged(session, big, 599)
+    overtaking = claim(session, worker, 20)
+    assert overtaking is not None
+    assert overtaking.run_id == small.id
+    _end(session, small)
+    _aged(session, big, 601)
+    later, on_cpu = make_run(gpus=1), make_run()
+    assert [held and held.run_id for held in (claim(session, worker, 20), claim(session, worker, 20))] == [
+        on_cpu.id,  # CPU slots are nobody's reserve
+        None,
+    ]
+    _end(session, running)
+    room = claim(session, worker, 20)
+    assert room is not None
+    assert (room.run_id, room.gpus, later.state) == (big.id, (0, 1), "queued")
+
+
+def test_gpus_are_held_on_one_worker_and_not_for_what_no_worker_could_hold(
+    session: Session, make_run: Callable[..., Run]
+) -> None:
+    for worker in ("a", "b"):
+        _register(session, worker, cpu_slots=0, gpus=2)
+        make_run(gpus=1)
+        assert claim(session, worker, 20) is not None
+    big, too_big, small, urgent = make_run(gpus=2), make_run(gpus=3), make_run(gpus=1), make_run(gpus=1, priority=1)
+    _aged(session, big, 700)
+    _aged(session, too_big, 800)
+    ahead = claim(session, "a", 20)
+    assert ahead is not None
+    assert ahead.run_id == urgent.id  # what stands before it in the queue still goes first
+    assert claim(session, "b", 20) is None  # b has more room by now, so it is b that waits
+    _end(session, urgent)
+    beside = claim(session, "b", 20) or claim(session, "a", 20)
+    assert beside is not None
+    assert beside.run_id == small.id  # one of two equals gives its GPU all the same
+
+
+def _end(session: Session, run: Run) -> None:
+    transition(session, run.id, "failed")
+
+
 def test_draining_worker_claims_nothing(session: Session, make_run: Callable[..., Run]) -> None:
     make_run()
     worker = _register(session)

@@ -236,7 +236,7 @@ class Platform(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([-30, 1, 10, 30, 90]))
     def time_passes(self, seconds: int) -> None:
-        """The database clock steps on, or back: every moment that is compared with it lies that much earlier or later."""
+        """The clock of the database steps on or back: each moment compared with it lies that much earlier or later."""
         with self.sessions.begin() as session:
             for table, columns in {
                 "runs": ("lease_expires_at", "not_before", "queued_at", "progress_deadline_at"),

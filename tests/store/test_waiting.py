@@ -71,7 +71,10 @@ def test_with_drained_workers(session: Session, make_run: MakeRun, add: Callable
 def test_that_no_worker_could_take(session: Session, make_run: MakeRun, add: Callable[..., str]) -> None:
     add("w", gpus=2)
     assert reason(session, make_run()) == "No connected worker takes CPU runs."
-    assert reason(session, make_run(gpus=8)) == "Needs 8 GPUs; the largest connected worker has 2."
+    assert reason(session, make_run(gpus=8)) == (
+        "Needs 8 GPUs; the largest worker that was ever connected has 2: connect a larger one, or submit it again with "
+        "fewer."
+    )
 
 
 def test_until_it_is_tried_again(session: Session, make_run: MakeRun, add: Callable[..., str]) -> None:
