@@ -54,8 +54,8 @@ def _too_big(run: Run, workers: Sequence[WorkerStanding]) -> str | None:
     if most is None or run.gpus <= most:
         return None
     return (
-        f"Needs {_gpus(run.gpus)}; the largest worker that was ever connected has {most}: connect a larger one, or submit "
-        "it again with fewer."
+        f"Needs {_gpus(run.gpus)}; the largest worker that was ever connected has {most}: connect a larger one, or "
+        "submit it again with fewer."
     )
 
 
