@@ -99,7 +99,7 @@ def run_iteration(
         sampled = assemble(prompts, responses, models.pad_id, models.decode, models.engine.version)
         models.engine.rest()  # What it holds on a GPU that both share is the trainer's until the sync.
     with watch.phase("scoring"):
-        all_scores = models.reward.score(sampled.prompt_texts, sampled.response_texts)
+        all_scores = models.reward.score(sampled.prompt_texts, sampled.response_texts, control.check)
         control.check_together()
         usable = all_scores.valid.nonzero().flatten()
         rollout, raw = sampled.select(usable), all_scores.values[usable].float()

@@ -16,6 +16,7 @@ from ppo_core.rollout.batch import response_text
 from ppo_core.rollout.engine import FinishReason, RolloutEngine
 from ppo_core.scoring.combine import Scores
 from ppo_core.scoring.shared import BatchScorer
+from ppo_core.scoring.source import not_asked_to_end
 from ppo_core.seeds import derived_seed
 from ppo_core.spec import RunSpec
 
@@ -65,7 +66,7 @@ class HeldOut:
         self._tokenizer, self._reward, self._judge = tokenizer, reward, judge
 
     def answer(self, engine: RolloutEngine, check: Callable[[], None] | None = None) -> Answers:
-        """Generate and score the answers; what `check` raises, called before every generation step, ends it.
+        """Generate and score the answers; what `check` raises, called all the while, ends it.
 
         Raises:
             RewardError: the reward or the judge gave too few usable scores.
@@ -78,8 +79,9 @@ class HeldOut:
             response_text(prompt, response.ids, self._decode)
             for prompt, response in zip(self._prompts.prompt_ids, responses, strict=True)
         ]
-        scores = self._reward.score(self._prompts.texts, texts)
-        judged = self._judge.score(self._prompts.texts, texts) if self._judge is not None else None
+        asked = check or not_asked_to_end
+        scores = self._reward.score(self._prompts.texts, texts, asked)
+        judged = self._judge.score(self._prompts.texts, texts, asked) if self._judge is not None else None
         return Answers(
             prompts=self._prompts.texts,
             responses=texts,

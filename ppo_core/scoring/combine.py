@@ -7,7 +7,7 @@ import math
 import numbers
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,7 +17,7 @@ from ppo_core.errors import RewardError
 from ppo_core.scoring.http_service import HttpService
 from ppo_core.scoring.python_function import PythonFunction
 from ppo_core.scoring.sequence_classifier import SequenceClassifier, reading_of
-from ppo_core.scoring.source import RewardSource, Unusable
+from ppo_core.scoring.source import RewardSource, Unusable, not_asked_to_end
 from ppo_core.spec.files import JUDGE_FUNCTIONS, REWARD_FUNCTIONS
 from ppo_core.spec.scorers import JudgeConfig, RewardConfig, Scorer
 
@@ -59,8 +59,10 @@ class Reward:
         ]
         return cls(tuple(sources), config.max_invalid_share, config.fallback)
 
-    def score(self, prompts: Sequence[str], responses: Sequence[str]) -> Scores:
-        """Score every response to its prompt.
+    def score(
+        self, prompts: Sequence[str], responses: Sequence[str], check: Callable[[], None] = not_asked_to_end
+    ) -> Scores:
+        """Score every response to its prompt; what `check` raises, called while it waits, ends it.
 
         Raises:
             RewardError: more than `max_invalid_share` of the responses have no usable score.
@@ -70,7 +72,7 @@ class Reward:
         faults: list[Unusable | None] = [None] * num_rows
         parts = []
         for source, weight in self.sources:
-            cleaned = clean(source.score(prompts, responses), num_rows)
+            cleaned = clean(source.score(prompts, responses, check), num_rows)
             part = torch.tensor(
                 [math.nan if isinstance(each, Unusable) else each for each in cleaned], dtype=torch.float64
             )

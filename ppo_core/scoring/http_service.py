@@ -11,6 +11,7 @@ the name is made to stand for a moment later is never spoken to. Redirects are n
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import email.utils
 import ipaddress
 import json
@@ -18,13 +19,13 @@ import re
 import socket
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import httpx
 
 from ppo_core.errors import DataError
-from ppo_core.scoring.source import Reason, Unusable
+from ppo_core.scoring.source import CHECK_EVERY_S, Reason, Unusable, not_asked_to_end
 from ppo_core.spec.hosts import Endpoint, RewardHosts, parse_endpoint
 
 # Requests under way at the same time.
@@ -106,23 +107,33 @@ class HttpService:
             raise DataError(str(error), hint=hint) from error
         return cls(endpoint, hosts, token, batch_size, retries, timeout_s)
 
-    def score(self, prompts: Sequence[str], responses: Sequence[str]) -> list[object]:
+    def score(
+        self, prompts: Sequence[str], responses: Sequence[str], check: Callable[[], None] = not_asked_to_end
+    ) -> list[object]:
         """See `RewardSource`; returns at the latest when `timeout_s` is over."""
-        return self._loop.run_until_complete(self._score(list(prompts), list(responses)))
+        return self._loop.run_until_complete(self._score(list(prompts), list(responses), check))
 
     def close(self) -> None:
         self._end()
 
-    async def _score(self, prompts: list[str], responses: list[str]) -> list[object]:
+    async def _score(self, prompts: list[str], responses: list[str], check: Callable[[], None]) -> list[object]:
         deadline = self._loop.time() + self._timeout_s
         turn = asyncio.Semaphore(MAX_AT_ONCE)
         starts = range(0, len(responses), self._batch_size)
         async with httpx.AsyncClient(verify=self._tls, trust_env=False, follow_redirects=False, timeout=None) as client:
             batches = [slice(start, start + self._batch_size) for start in starts]
-            answers = await asyncio.gather(
+            asked = asyncio.gather(
                 *(self._batch(client, prompts[rows], responses[rows], turn, deadline) for rows in batches)
             )
-        return [result for answer in answers for result in answer]
+            try:
+                while not (await asyncio.wait([asked], timeout=CHECK_EVERY_S))[0]:
+                    check()
+            except BaseException:
+                asked.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asked
+                raise
+        return [result for answer in asked.result() for result in answer]
 
     async def _batch(
         self,

@@ -14,10 +14,10 @@ import sys
 import time
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ppo_core.errors import DataError, RewardError
-from ppo_core.scoring.source import Unusable
+from ppo_core.scoring.source import CHECK_EVERY_S, Unusable, not_asked_to_end
 from ppo_core.scoring.worker_process import WorkerProcess
 
 # Importing a lexicon or a grammar takes seconds on a busy machine.
@@ -52,7 +52,9 @@ class PythonFunction:
         """Live processes."""
         return sum(1 for worker in self._workers if worker.is_alive())
 
-    def score(self, prompts: Sequence[str], responses: Sequence[str]) -> list[object]:
+    def score(
+        self, prompts: Sequence[str], responses: Sequence[str], check: Callable[[], None] = not_asked_to_end
+    ) -> list[object]:
         """See `RewardSource`; returns at the latest when `timeout_s` is over.
 
         Raises:
@@ -61,10 +63,13 @@ class PythonFunction:
         batch = _Batch(list(prompts), list(responses))
         deadline = time.monotonic() + self._timeout_s
         patience = min(LATE_S, LATE_SHARE * self._timeout_s)
-        while batch.is_open and (left := deadline - time.monotonic()) > 0:
-            self._hand_out(batch, patience)
-            self._listen(batch, min(left, patience))
-        self._back_to_one()
+        try:
+            while batch.is_open and (left := deadline - time.monotonic()) > 0:
+                check()
+                self._hand_out(batch, patience)
+                self._listen(batch, min(left, patience, CHECK_EVERY_S))
+        finally:
+            self._back_to_one()
         return batch.results
 
     def close(self) -> None:

@@ -8,7 +8,7 @@ the deadline is looked at between forward passes, and one that never returns can
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,7 +18,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from ppo_core.errors import DataError
 from ppo_core.models.loading import caps_attention_scores, load_tokenizer
-from ppo_core.scoring.source import Unusable
+from ppo_core.scoring.source import Unusable, not_asked_to_end
 from ppo_core.spec.scorers import Scorer
 from ppo_core.spec.text_template import TextTemplate
 
@@ -79,7 +79,9 @@ class SequenceClassifier:
         self._pad_id = pad_id if pad_id < self._num_ids else 0
 
     @torch.inference_mode()
-    def score(self, prompts: Sequence[str], responses: Sequence[str]) -> list[object]:
+    def score(
+        self, prompts: Sequence[str], responses: Sequence[str], check: Callable[[], None] = not_asked_to_end
+    ) -> list[object]:
         deadline = time.monotonic() + self._timeout_s
         read = [
             self._reading.ids(self._tokenizer, whole(prompt), whole(response))
@@ -89,6 +91,7 @@ class SequenceClassifier:
         results: list[object] = [row if isinstance(row, Unusable) else self._unfit(row) for row in read]
         fit = sorted((row for row, unfit in enumerate(results) if unfit is None), key=lambda row: len(rows[row]))
         for batch in _batches(fit, rows):
+            check()
             if time.monotonic() >= deadline:
                 late = Unusable("timeout", f"the reward model did not get to it within {self._timeout_s:g} s")
                 results = [late if result is None else result for result in results]

@@ -10,13 +10,16 @@ from typing import Protocol
 
 from ppo_core.ranks import Ranks
 from ppo_core.scoring.combine import Reward, Scores
+from ppo_core.scoring.source import not_asked_to_end
 
 
 class BatchScorer(Protocol):
     """Scores whole batches: a `Reward`, or one that several ranks share."""
 
-    def score(self, prompts: Sequence[str], responses: Sequence[str]) -> Scores:
-        """Score every response to its prompt.
+    def score(
+        self, prompts: Sequence[str], responses: Sequence[str], check: Callable[[], None] = not_asked_to_end
+    ) -> Scores:
+        """Score every response to its prompt; what `check` raises, called while it waits, ends it.
 
         Raises:
             RewardError: too many responses have no usable score.
@@ -40,8 +43,10 @@ class SharedReward:
 
         ranks.first(load_it)
 
-    def score(self, prompts: Sequence[str], responses: Sequence[str]) -> Scores:
-        return self._ranks.first(lambda: self._first().score(prompts, responses))
+    def score(
+        self, prompts: Sequence[str], responses: Sequence[str], check: Callable[[], None] = not_asked_to_end
+    ) -> Scores:
+        return self._ranks.first(lambda: self._first().score(prompts, responses, check))
 
     def close(self) -> None:
         if self._reward is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -27,6 +27,14 @@ Reason = Literal[
 ]
 
 
+# How long a stop may wait for whoever waits for scores.
+CHECK_EVERY_S = 0.2
+
+
+def not_asked_to_end() -> None:
+    """The check of those who wait for all scores, whatever else is asked."""
+
+
 @dataclass(frozen=True)
 class Unusable:
     """Why one response has no score, in a word to count by, and in more words for the log."""
@@ -38,8 +46,13 @@ class Unusable:
 class RewardSource(Protocol):
     """One scorer. Its results are not trusted: whoever asks checks number, type and value of each."""
 
-    def score(self, prompts: Sequence[str], responses: Sequence[str]) -> Sequence[object]:
-        """One result a response, in order: a number, or `Unusable`."""
+    def score(
+        self, prompts: Sequence[str], responses: Sequence[str], check: Callable[[], None] = not_asked_to_end
+    ) -> Sequence[object]:
+        """One result a response, in order: a number, or `Unusable`.
+
+        What `check` raises ends it; it is called at least every `CHECK_EVERY_S`, or between two of its own passes.
+        """
         ...
 
     def close(self) -> None:

@@ -41,7 +41,7 @@ class Share:
     def __init__(self, weight: float, base: float = 0.0) -> None:
         self.weight, self.base = weight, base
 
-    def score(self, prompts: Sequence[str], responses: Sequence[str]) -> list[object]:
+    def score(self, prompts: Sequence[str], responses: Sequence[str], check: object = None) -> list[object]:
         return [self.base + self.weight * sum(map(text.count, LETTERS)) / max(1, len(text)) for text in responses]
 
     def close(self) -> None:

@@ -47,7 +47,7 @@ class FailsOn:
     failing: frozenset[str]
     asked: list[str]
 
-    def score(self, prompts: Sequence[str], responses: Sequence[str]) -> list[object]:
+    def score(self, prompts: Sequence[str], responses: Sequence[str], check: object = None) -> list[object]:
         self.asked += prompts
         return [None if prompt in self.failing else 1.0 for prompt in prompts]
 

@@ -22,7 +22,7 @@ from tests.ppo_core.tiny_models import tiny_model, tiny_tokenizer
 class Length:
     """Scores a response by its characters, or not at all when it has none."""
 
-    def score(self, prompts: Sequence[str], responses: Sequence[str]) -> Sequence[object]:
+    def score(self, prompts: Sequence[str], responses: Sequence[str], check: object = None) -> Sequence[object]:
         return [len(response) or None for response in responses]
 
     def close(self) -> None: ...

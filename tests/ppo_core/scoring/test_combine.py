@@ -24,7 +24,7 @@ class Scripted:
         self.results = list(results)
         self.closed = False
 
-    def score(self, prompts: Sequence[str], responses: Sequence[str]) -> Sequence[object]:
+    def score(self, prompts: Sequence[str], responses: Sequence[str], check: object = None) -> Sequence[object]:
         return self.results
 
     def close(self) -> None:

@@ -30,7 +30,7 @@ class Scripted:
     def __init__(self, results: Sequence[object]) -> None:
         self.results = results
 
-    def score(self, prompts: Sequence[str], responses: Sequence[str]) -> Sequence[object]:
+    def score(self, prompts: Sequence[str], responses: Sequence[str], check: object = None) -> Sequence[object]:
         return self.results
 
     def close(self) -> None: ...

@@ -47,7 +47,7 @@ class Scripted:
     def __init__(self, results: Any) -> None:
         self.results = results
 
-    def score(self, prompts: Sequence[str], responses: Sequence[str]) -> Sequence[object]:
+    def score(self, prompts: Sequence[str], responses: Sequence[str], check: object = None) -> Sequence[object]:
         return self.results  # type: ignore[no-any-return]
 
     def close(self) -> None: ...
