@@ -517,6 +517,126 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/alerts": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * List Alerts
+         * @description Alerts of all runs, the last raised first.
+         */
+        get: operations["list_alerts"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/runs/{run_id}/alerts": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * List Run Alerts
+         * @description Alerts of one run, the last raised first; those that a roll back left behind too.
+         */
+        get: operations["list_run_alerts"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/alerts/{alert_id}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Read Alert
+         * @description One alert, with its metrics around the moment.
+         */
+        get: operations["read_alert"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/alerts/{alert_id}/ack": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Acknowledge Alert
+         * @description Say that somebody has seen it. The first who does is kept; again changes nothing.
+         */
+        post: operations["acknowledge_alert"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/alerts/{alert_id}/snooze": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Snooze Alert
+         * @description Hear nothing of it for a while: no webhook is told, and pages show it folded. 0 seconds ends that.
+         */
+        post: operations["snooze_alert"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/runs/{run_id}/preflight": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Read Preflight
+         * @description What was checked before the first iteration, the last time that it was.
+         */
+        get: operations["read_preflight"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/runs/{run_id}/events": {
         parameters: {
             query?: never;
@@ -739,6 +859,118 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/webhooks": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * List Webhooks
+         * @description All webhooks, the newest first, without their secrets.
+         */
+        get: operations["list_webhooks"];
+        put?: never;
+        /**
+         * Create Webhook
+         * @description Have an address told of events. The secret that signs its messages is in this answer and never again.
+         */
+        post: operations["create_webhook"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/webhooks/{webhook_id}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Read Webhook
+         * @description One webhook.
+         */
+        get: operations["read_webhook"];
+        put?: never;
+        post?: never;
+        /**
+         * Delete Webhook
+         * @description Remove a webhook; what waits for it is not sent.
+         */
+        delete: operations["delete_webhook"];
+        options?: never;
+        head?: never;
+        /**
+         * Update Webhook
+         * @description Change a webhook, or switch it off or on.
+         */
+        patch: operations["update_webhook"];
+        trace?: never;
+    };
+    "/v1/webhooks/{webhook_id}/test": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Send Test Message
+         * @description Send it a message of the type `webhook.test`. 409 while it is switched off.
+         */
+        post: operations["send_test_message"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/webhooks/{webhook_id}/deliveries": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * List Deliveries
+         * @description Its messages of the last 30 days, the newest first.
+         */
+        get: operations["list_deliveries"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/webhooks/{webhook_id}/deliveries/{delivery_id}/redeliver": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Redeliver
+         * @description Send a message once more, under its old id and with a whole budget of attempts.
+         */
+        post: operations["redeliver"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/auth/login": {
         parameters: {
             query?: never;
@@ -907,6 +1139,234 @@ export interface paths {
 export type webhooks = Record<string, never>;
 export interface components {
     schemas: {
+        /**
+         * Alert
+         * @description Something that a trainer noticed, and how it stands.
+         */
+        Alert: {
+            /** Id */
+            id: string;
+            /** Run Id */
+            run_id: string;
+            /** Run Name */
+            run_name: string;
+            /**
+             * Segment
+             * @description In which it was raised.
+             */
+            segment: number;
+            /**
+             * Key
+             * @description The trainer's own name for it, unique in its segment.
+             */
+            key: string;
+            /**
+             * Rule
+             * @description `band:METRIC`, `story:NAME` or `gate:judge`.
+             */
+            rule: string;
+            /**
+             * Kind
+             * @enum {string}
+             */
+            kind: "band" | "story" | "gate";
+            /**
+             * Status
+             * @description left: it was raised on a stretch that a roll back left behind.
+             * @enum {string}
+             */
+            status: "open" | "cleared" | "left";
+            /**
+             * Severity
+             * @enum {string}
+             */
+            severity: "warning" | "critical";
+            /** Title */
+            title: string;
+            /** Detail */
+            detail: string;
+            /** Meaning */
+            meaning: string;
+            /** Remedy */
+            remedy: string;
+            /**
+             * Metrics
+             * @description Registry keys, the main one first.
+             */
+            metrics: string[];
+            /**
+             * Iteration
+             * @description Raised at.
+             */
+            iteration: number;
+            /**
+             * Onset
+             * @description The first iteration from which its metrics moved.
+             */
+            onset: number;
+            /** Value */
+            value: number | null;
+            /** Baseline */
+            baseline: number | null;
+            /** Bound */
+            bound: number | null;
+            /** Evidence */
+            evidence: components["schemas"]["Evidence"][];
+            /**
+             * Action
+             * @description What the run's spec makes of it.
+             * @enum {string}
+             */
+            action: "note" | "pause" | "stop";
+            suggestion: components["schemas"]["Suggestion"] | null;
+            /** Raised At */
+            raised_at: string;
+            /** Cleared At */
+            cleared_at: string | null;
+            /** Cleared Iteration */
+            cleared_iteration: number | null;
+            /** Acknowledged At */
+            acknowledged_at: string | null;
+            /** Acknowledged By */
+            acknowledged_by: string | null;
+            /**
+             * Snoozed Until
+             * @description No webhook is told of it until then.
+             */
+            snoozed_until: string | null;
+            /** Snoozed By */
+            snoozed_by: string | null;
+            /**
+             * Snoozed
+             * @description Whether that time is still to come.
+             */
+            snoozed: boolean;
+        };
+        /**
+         * AlertCounts
+         * @description How many alerts are open, by severity; snoozed ones are counted apart.
+         */
+        AlertCounts: {
+            /** Warning */
+            warning: number;
+            /** Critical */
+            critical: number;
+            /** Snoozed */
+            snoozed: number;
+        };
+        /**
+         * AlertDetail
+         * @description An alert with the series around the moment it was raised.
+         */
+        AlertDetail: {
+            /** Id */
+            id: string;
+            /** Run Id */
+            run_id: string;
+            /** Run Name */
+            run_name: string;
+            /**
+             * Segment
+             * @description In which it was raised.
+             */
+            segment: number;
+            /**
+             * Key
+             * @description The trainer's own name for it, unique in its segment.
+             */
+            key: string;
+            /**
+             * Rule
+             * @description `band:METRIC`, `story:NAME` or `gate:judge`.
+             */
+            rule: string;
+            /**
+             * Kind
+             * @enum {string}
+             */
+            kind: "band" | "story" | "gate";
+            /**
+             * Status
+             * @description left: it was raised on a stretch that a roll back left behind.
+             * @enum {string}
+             */
+            status: "open" | "cleared" | "left";
+            /**
+             * Severity
+             * @enum {string}
+             */
+            severity: "warning" | "critical";
+            /** Title */
+            title: string;
+            /** Detail */
+            detail: string;
+            /** Meaning */
+            meaning: string;
+            /** Remedy */
+            remedy: string;
+            /**
+             * Metrics
+             * @description Registry keys, the main one first.
+             */
+            metrics: string[];
+            /**
+             * Iteration
+             * @description Raised at.
+             */
+            iteration: number;
+            /**
+             * Onset
+             * @description The first iteration from which its metrics moved.
+             */
+            onset: number;
+            /** Value */
+            value: number | null;
+            /** Baseline */
+            baseline: number | null;
+            /** Bound */
+            bound: number | null;
+            /** Evidence */
+            evidence: components["schemas"]["Evidence"][];
+            /**
+             * Action
+             * @description What the run's spec makes of it.
+             * @enum {string}
+             */
+            action: "note" | "pause" | "stop";
+            suggestion: components["schemas"]["Suggestion"] | null;
+            /** Raised At */
+            raised_at: string;
+            /** Cleared At */
+            cleared_at: string | null;
+            /** Cleared Iteration */
+            cleared_iteration: number | null;
+            /** Acknowledged At */
+            acknowledged_at: string | null;
+            /** Acknowledged By */
+            acknowledged_by: string | null;
+            /**
+             * Snoozed Until
+             * @description No webhook is told of it until then.
+             */
+            snoozed_until: string | null;
+            /** Snoozed By */
+            snoozed_by: string | null;
+            /**
+             * Snoozed
+             * @description Whether that time is still to come.
+             */
+            snoozed: boolean;
+            /**
+             * Snapshot
+             * @description Metric to (iteration, value) pairs.
+             */
+            snapshot: {
+                [key: string]: [
+                    number,
+                    number | null
+                ][];
+            };
+        };
         /**
          * Alive
          * @description The process answers.
@@ -1092,6 +1552,44 @@ export interface components {
             finished_at: string | null;
         };
         /**
+         * Delivery
+         * @description One message to a webhook.
+         */
+        Delivery: {
+            /** Id */
+            id: string;
+            /**
+             * Event Id
+             * @description What the receiver sees as webhook-id, in every attempt.
+             */
+            event_id: string;
+            /** Event */
+            event: string;
+            /**
+             * Status
+             * @enum {string}
+             */
+            status: "pending" | "delivered" | "dead";
+            /** Attempts */
+            attempts: number;
+            /**
+             * Next Attempt At
+             * @description Null unless it is pending.
+             */
+            next_attempt_at: string | null;
+            /**
+             * Last Status
+             * @description HTTP status of the last attempt's answer, if there was one.
+             */
+            last_status: number | null;
+            /** Last Error */
+            last_error: string | null;
+            /** Created At */
+            created_at: string;
+            /** Finished At */
+            finished_at: string | null;
+        };
+        /**
          * DryRun
          * @description What a spec would do, without queueing anything.
          */
@@ -1145,6 +1643,46 @@ export interface components {
             items: components["schemas"]["Event"][];
             /** Cursor */
             cursor: number;
+        };
+        /**
+         * Evidence
+         * @description One sign: how a metric stood before the onset, and how it stands.
+         */
+        Evidence: {
+            /** Metric */
+            metric: string | null;
+            /** Then */
+            then: unknown;
+            /** Now */
+            now: unknown;
+            /**
+             * Text
+             * @default
+             */
+            text: string;
+        };
+        /**
+         * Finding
+         * @description What one check of the preflight found.
+         */
+        Finding: {
+            /** Check */
+            check: string;
+            /**
+             * Status
+             * @enum {string}
+             */
+            status: "ok" | "warning" | "failed";
+            /**
+             * Detail
+             * @default
+             */
+            detail: string;
+            /**
+             * Remedy
+             * @default
+             */
+            remedy: string;
         };
         /**
          * ForkBody
@@ -1577,10 +2115,61 @@ export interface components {
             /** Key */
             key: string;
         };
+        /**
+         * NewWebhook
+         * @description A webhook just made; `secret` is shown this once.
+         */
+        NewWebhook: {
+            /** Id */
+            id: string;
+            /** Name */
+            name: string;
+            /** Url */
+            url: string;
+            /** Events */
+            events: ("alert.raised" | "alert.escalated" | "alert.cleared" | "run.state")[];
+            /** Enabled */
+            enabled: boolean;
+            /** Disabled Reason */
+            disabled_reason: string | null;
+            /** Created By */
+            created_by: string | null;
+            /** Created At */
+            created_at: string;
+            /**
+             * Pending
+             * @description Messages that wait.
+             */
+            pending: number;
+            /**
+             * Dead
+             * @description Messages that were given up, of the last 30 days.
+             */
+            dead: number;
+            /**
+             * Secret
+             * @description whsec_ and the signing key in base64, as Standard Webhooks has it.
+             */
+            secret: string;
+        };
+        /** Page[Alert] */
+        Page_Alert_: {
+            /** Items */
+            items: components["schemas"]["Alert"][];
+            /** Next */
+            next: string | null;
+        };
         /** Page[Checkpoint] */
         Page_Checkpoint_: {
             /** Items */
             items: components["schemas"]["Checkpoint"][];
+            /** Next */
+            next: string | null;
+        };
+        /** Page[Delivery] */
+        Page_Delivery_: {
+            /** Items */
+            items: components["schemas"]["Delivery"][];
             /** Next */
             next: string | null;
         };
@@ -1626,12 +2215,41 @@ export interface components {
             /** Next */
             next: string | null;
         };
+        /** Page[Webhook] */
+        Page_Webhook_: {
+            /** Items */
+            items: components["schemas"]["Webhook"][];
+            /** Next */
+            next: string | null;
+        };
         /** Page[Worker] */
         Page_Worker_: {
             /** Items */
             items: components["schemas"]["Worker"][];
             /** Next */
             next: string | null;
+        };
+        /**
+         * Preflight
+         * @description What was checked before the first iteration; `time` is null where nothing was.
+         */
+        Preflight: {
+            /** Time */
+            time: string | null;
+            /** Segment */
+            segment: number | null;
+            /**
+             * Findings
+             * @default []
+             */
+            findings: components["schemas"]["Finding"][];
+            /**
+             * Numbers
+             * @default {}
+             */
+            numbers: {
+                [key: string]: unknown;
+            };
         };
         /**
          * Preset
@@ -1729,6 +2347,20 @@ export interface components {
             repeats_exactly: boolean;
         };
         /**
+         * RollbackWish
+         * @description The body of a POST to the run's `rollback`, ready to be sent as it is.
+         */
+        RollbackWish: {
+            /** Checkpoint */
+            checkpoint: string;
+            /** Set */
+            set: {
+                [key: string]: unknown;
+            };
+            /** Reason */
+            reason: string;
+        };
+        /**
          * Run
          * @description How a run stands.
          */
@@ -1806,6 +2438,8 @@ export interface components {
              * @description False: nothing watches for reward hacking.
              */
             has_judge: boolean;
+            /** @description Alerts that are open on the active line. */
+            alerts: components["schemas"]["AlertCounts"];
             /**
              * Latest
              * @description Newest value of each metric on the active line.
@@ -1910,6 +2544,8 @@ export interface components {
              * @description False: nothing watches for reward hacking.
              */
             has_judge: boolean;
+            /** @description Alerts that are open on the active line. */
+            alerts: components["schemas"]["AlertCounts"];
             /**
              * Latest
              * @description Newest value of each metric on the active line.
@@ -2155,6 +2791,22 @@ export interface components {
             run_state: ("queued" | "starting" | "running" | "pausing" | "paused" | "stopping" | "killing" | "stopped" | "cancelled" | "recovering" | "failed" | "succeeded") | null;
         };
         /**
+         * SnoozeBody
+         * @description How long to hear nothing of it: exactly one of the two.
+         */
+        SnoozeBody: {
+            /**
+             * Until
+             * @description A time with its zone, at most 30 days ahead.
+             */
+            until?: string | null;
+            /**
+             * Seconds
+             * @description From now on; 0 ends a snooze.
+             */
+            seconds?: number | null;
+        };
+        /**
          * SpecBody
          * @description A run spec, as a mapping or as YAML text: exactly one of the two.
          */
@@ -2177,6 +2829,30 @@ export interface components {
             segment: number;
             /** Iteration */
             iteration: number;
+        };
+        /**
+         * Suggestion
+         * @description The way back that an alert suggests.
+         */
+        Suggestion: {
+            /** Reason */
+            reason: string;
+            /**
+             * Changes
+             * @description Settings by dotted name.
+             */
+            changes: {
+                [key: string]: unknown;
+            };
+            /**
+             * Segment
+             * @description Of the checkpoint to go back to.
+             */
+            segment: number | null;
+            /** Iteration */
+            iteration: number | null;
+            /** @description What to post to `/v1/runs/{id}/rollback`; null: no good checkpoint lies before the onset. */
+            rollback: components["schemas"]["RollbackWish"] | null;
         };
         /**
          * Verification
@@ -2211,6 +2887,79 @@ export interface components {
             name: string;
             /** Version */
             version: string;
+        };
+        /**
+         * Webhook
+         * @description An address that is told what happens, without its secret.
+         */
+        Webhook: {
+            /** Id */
+            id: string;
+            /** Name */
+            name: string;
+            /** Url */
+            url: string;
+            /** Events */
+            events: ("alert.raised" | "alert.escalated" | "alert.cleared" | "run.state")[];
+            /** Enabled */
+            enabled: boolean;
+            /** Disabled Reason */
+            disabled_reason: string | null;
+            /** Created By */
+            created_by: string | null;
+            /** Created At */
+            created_at: string;
+            /**
+             * Pending
+             * @description Messages that wait.
+             */
+            pending: number;
+            /**
+             * Dead
+             * @description Messages that were given up, of the last 30 days.
+             */
+            dead: number;
+        };
+        /**
+         * WebhookBody
+         * @description A new webhook.
+         */
+        WebhookBody: {
+            /** Name */
+            name: string;
+            /**
+             * Url
+             * @description http or https, of a host in PPO_WEBHOOK_HOSTS.
+             */
+            url: string;
+            /**
+             * Events
+             * @description What it is told of.
+             * @default [
+             *       "alert.raised",
+             *       "alert.escalated",
+             *       "alert.cleared",
+             *       "run.state"
+             *     ]
+             */
+            events: ("alert.raised" | "alert.escalated" | "alert.cleared" | "run.state")[];
+        };
+        /**
+         * WebhookChange
+         * @description What to change of a webhook; the rest stays.
+         */
+        WebhookChange: {
+            /** Name */
+            name?: string | null;
+            /** Url */
+            url?: string | null;
+            /** Events */
+            events?: ("alert.raised" | "alert.escalated" | "alert.cleared" | "run.state")[] | null;
+            /**
+             * Enabled
+             * @description False gives up what waits for it.
+             */
+            enabled?: boolean | null;
         };
         /**
          * Worker
@@ -3323,6 +4072,210 @@ export interface operations {
             };
         };
     };
+    list_alerts: {
+        parameters: {
+            query?: {
+                /** @description Only of this run's id. */
+                run?: string | null;
+                /** @description Only alerts that stand so. */
+                status?: ("open" | "cleared" | "left")[] | null;
+                /** @description Only of these severities. */
+                severity?: ("warning" | "critical")[] | null;
+                cursor?: string | null;
+                limit?: number;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Page_Alert_"];
+                };
+            };
+            /** @description Anything else. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    list_run_alerts: {
+        parameters: {
+            query?: {
+                /** @description Only alerts that stand so. */
+                status?: ("open" | "cleared" | "left")[] | null;
+                /** @description Only of these severities. */
+                severity?: ("warning" | "critical")[] | null;
+                cursor?: string | null;
+                limit?: number;
+            };
+            header?: never;
+            path: {
+                run_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Page_Alert_"];
+                };
+            };
+            /** @description Anything else. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    read_alert: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                alert_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["AlertDetail"];
+                };
+            };
+            /** @description Anything else. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    acknowledge_alert: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                alert_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Alert"];
+                };
+            };
+            /** @description Anything else. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    snooze_alert: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                alert_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["SnoozeBody"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Alert"];
+                };
+            };
+            /** @description Anything else. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    read_preflight: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                run_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Preflight"];
+                };
+            };
+            /** @description Anything else. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
     read_events: {
         parameters: {
             query?: {
@@ -3684,6 +4637,260 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["Worker"];
+                };
+            };
+            /** @description Anything else. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    list_webhooks: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Page_Webhook_"];
+                };
+            };
+            /** @description Anything else. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    create_webhook: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["WebhookBody"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            201: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["NewWebhook"];
+                };
+            };
+            /** @description Anything else. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    read_webhook: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                webhook_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Webhook"];
+                };
+            };
+            /** @description Anything else. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    delete_webhook: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                webhook_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            204: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+            /** @description Anything else. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    update_webhook: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                webhook_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["WebhookChange"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Webhook"];
+                };
+            };
+            /** @description Anything else. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    send_test_message: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                webhook_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            202: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Delivery"];
+                };
+            };
+            /** @description Anything else. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    list_deliveries: {
+        parameters: {
+            query?: {
+                cursor?: string | null;
+                limit?: number;
+            };
+            header?: never;
+            path: {
+                webhook_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Page_Delivery_"];
+                };
+            };
+            /** @description Anything else. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    redeliver: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                webhook_id: string;
+                delivery_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            202: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Delivery"];
                 };
             };
             /** @description Anything else. */
