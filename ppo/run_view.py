@@ -69,14 +69,10 @@ def event_line(type: str, payload: Mapping[str, Any]) -> str | None:
     if type == "checkpoint":
         return f"checkpoint {payload.get('path', '')} ({payload.get('reason', '')})"
     if type == "alert":
-        return alert_line(payload)
+        remedy = payload.get("remedy") if payload.get("status") in ("raised", "escalated") else None
+        return alert_line(payload) + (f". {remedy}" if remedy else "")
     if type == "note":
         return f"{payload.get('level', 'info')}: {payload.get('message', '')}"
-    if type == "alert":
-        words = {"escalated": "alert, now critical", "cleared": "cleared"}
-        what = words.get(str(payload.get("status")), "alert")
-        remedy = "" if payload.get("status") == "cleared" else f"; {payload.get('remedy', '')}"
-        return f"{what} ({payload.get('severity', '')}): {payload.get('title', '')}{remedy}"
     if type == "state":
         reason = payload.get("reason_code")
         return f"{payload.get('from') or 'new'} → {payload.get('to')}" + (f" ({reason})" if reason else "")

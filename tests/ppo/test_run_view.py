@@ -30,9 +30,9 @@ def test_a_removal_by_the_rules_is_no_news_and_damage_is(payload: dict[str, Any]
 @pytest.mark.parametrize(
     ("status", "line"),
     [
-        ("raised", "alert (warning): Answers grow; Raise kl.coef."),
-        ("escalated", "alert, now critical (warning): Answers grow; Raise kl.coef."),
-        ("cleared", "cleared (warning): Answers grow"),
+        ("raised", "▲ warning: Answers grow. Raise kl.coef."),
+        ("escalated", "▲ warning: Answers grow. Raise kl.coef."),
+        ("cleared", "alert cleared: Answers grow"),
     ],
 )
 def test_an_alert_is_told_with_what_to_do(status: str, line: str) -> None:
