@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from worker.app import _configuration as app_configuration
 from worker.data_folder import DataFolderError, prove_writable, token_file
 from worker.settings import WorkerSettings, read_settings
 
@@ -45,3 +46,14 @@ def test_module_loads_without_the_training_stack_and_without_settings(module: st
     environment = {"PATH": "/usr/bin:/bin"}
     ended = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
     assert ended.stdout == "[]\n"
+
+
+def test_celery_forks_no_process_that_would_share_a_database_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """T43: with prefork, connections that were opened before the fork are used by parent and child at once."""
+    monkeypatch.setenv("DATABASE_URL", "postgresql://x")
+    monkeypatch.setenv("PPO_DATA_DIR", str(tmp_path))
+    settings = app_configuration()
+    assert (settings["worker_pool"], settings["worker_concurrency"]) == ("solo", 1)
+    assert (settings["task_acks_late"], settings["accept_content"]) == (False, ["json"])
