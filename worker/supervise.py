@@ -335,7 +335,10 @@ class Supervisor:
             return 0
 
         try:
-            return self._patiently(write)
+            status = self._patiently(write)
+            if attempt is not None and outcome.kind not in ("requeued", "lost"):
+                attempt.pruner.finish(lambda: self.draining)
+            return status
         except LeaseLost as lost:
             log.warning("the outcome no longer counts: %s", lost)
             return 3

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import cast
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -19,9 +20,17 @@ from store.checkpoints import NewCheckpoint, record_checkpoint
 from store.metrics_write import IterationMetrics, write_metrics
 from store.models import Checkpoint, Command, MetricPoint, Run, RunEvent, Segment
 from store.retention import rules_of
+from store.runs import transition
 from tests.worker.conftest import Claimed
 from tests.worker.platform import wait_until
+from worker.attempt import Attempt
+from worker.attempt_view import AttemptView
+from worker.delivery import Delivery
+from worker.outcome import Outcome
 from worker.prune import Pruner
+from worker.settings import WorkerSettings
+from worker.supervise import Supervisor
+from worker.trainer_process import TrainerProcesses
 
 SPEC = {"checkpoints": {"keep_last": 2, "keep_best": 0}}
 
@@ -207,6 +216,21 @@ def test_after_the_last_save_one_more_look_is_waited_for(saved: Claimed, monkeyp
     monkeypatch.setattr(pruner, "prune", lambda: may_end.wait(30))
     pruner.finish(lambda: True)  # asked to go, it does not wait for a slow disk
     may_end.set()
+
+
+def test_a_run_that_ended_is_pruned_by_who_wrote_its_end(saved: Claimed) -> None:
+    url = saved.sessions.kw["bind"].url.render_as_string(hide_password=False)
+    supervisor = Supervisor(WorkerSettings(DATABASE_URL=url, data_dir=saved.data), saved.run_id, saved.token)
+    with saved.sessions.begin() as session:
+        transition(session, saved.run_id, "running")
+    segment = saved.segment()
+    delivery = Delivery(saved.sessions, saved.run_id, 1, segment)
+    pruner = Pruner(saved.sessions, saved.run_id, saved.token, saved.run_dir, rules_of(SPEC))
+    gone = cast(TrainerProcesses, None)  # its trainer has left
+    attempt = Attempt(1, segment, AttemptView(segment), delivery, pruner, gone)
+    assert supervisor._rest(attempt, Outcome("succeeded", "goal")) == 0
+    supervisor.engine.dispose()
+    assert (saved.run().state, _on_disk(saved)) == ("succeeded", [15, 20])
 
 
 def test_a_row_that_leads_elsewhere_removes_nothing_there(
