@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from sqlalchemy.orm import Session, sessionmaker
+
+from api.settings import ApiSettings
+from ppo.client import Client
+from store import keys
+from store.session import make_engine, session_factory
+from tests.api.live_server import in_thread
 
 SCRIPTED = f"{sys.executable} {Path(__file__).parents[1] / 'worker' / 'scripted_trainer.py'}"
 
@@ -44,3 +51,35 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     monkeypatch.setenv("PPO_TRAINER_COMMAND", SCRIPTED)
     script()
     return script
+
+
+# A platform's service, and a client of it in PPO_URL and PPO_KEY
+
+
+@pytest.fixture(scope="module")
+def sessions(module_url: str) -> Iterator[sessionmaker[Session]]:
+    engine = make_engine(module_url)
+    yield session_factory(engine)
+    engine.dispose()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Files that a spec can name, and the platform's data folder."""
+    folder = tmp_path_factory.mktemp("platform")
+    (folder / "policy").mkdir()
+    (folder / "policy" / "config.json").write_text('{"max_position_embeddings": 128}')
+    (folder / "policy" / "model.safetensors").write_bytes(b"")
+    (folder / "train.jsonl").write_text('{"prompt": "the film"}\n' * 64)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def client(module_url: str, sessions: sessionmaker[Session], folder: Path) -> Iterator[Client]:
+    with sessions.begin() as session:
+        key = keys.create_key(session, "ci", "operator")[1]
+    settings = ApiSettings(DATABASE_URL=module_url, REDIS_URL=None, data_dir=folder / "data", roots=(folder,))
+    with in_thread(settings) as (url, _), Client(url, key) as client, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PPO_URL", url)
+        patch.setenv("PPO_KEY", key)
+        yield client

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import tarfile
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -14,48 +13,21 @@ from click.testing import Result
 from sqlalchemy.orm import Session, sessionmaker
 from typer.testing import CliRunner
 
-from api.settings import ApiSettings
 from ppo.checkpoint_finding import NoSuchCheckpointError, find_checkpoint, place
 from ppo.cli import app
 from ppo.client import Client, RequestError, UnreachableError
 from ppo.exits import Exit
-from store import keys
 from store.ids import new_id
 from store.metrics_write import IterationMetrics, write_metrics
 from store.models import Run, Segment
 from store.runs import create_run
-from store.session import make_engine, session_factory
 from tests.api.checkpoint_files import SavedRun
-from tests.api.live_server import in_thread
 
 NOW = datetime(2026, 11, 1, tzinfo=UTC)
 
 
-@pytest.fixture(scope="module")
-def sessions(module_url: str) -> Iterator[sessionmaker[Session]]:
-    engine = make_engine(module_url)
-    yield session_factory(engine)
-    engine.dispose()
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("data")
-
-
-@pytest.fixture(scope="module")
-def client(module_url: str, sessions: sessionmaker[Session], data: Path) -> Iterator[Client]:
-    with sessions.begin() as session:
-        key = keys.create_key(session, "ci", "operator")[1]
-    settings = ApiSettings(DATABASE_URL=module_url, REDIS_URL=None, data_dir=data)
-    with in_thread(settings) as (url, _), Client(url, key) as client, pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PPO_URL", url)
-        patch.setenv("PPO_KEY", key)
-        yield client
-
-
 @pytest.fixture
-def run(client: Client, data: Path, sessions: sessionmaker[Session]) -> SavedRun:
+def run(client: Client, folder: Path, sessions: sessionmaker[Session]) -> SavedRun:
     """Segment 1 reached 40 and was left at 20; segment 2 goes on from there and reached 40. Two stay."""
     run_id = new_id("r")
     spec = {"checkpoints": {"every": 10, "keep_last": 2, "keep_best": 0}}
@@ -63,7 +35,7 @@ def run(client: Client, data: Path, sessions: sessionmaker[Session]) -> SavedRun
         create_run(
             session, run_id=run_id, name="toy", spec=spec, num_iterations=50, priority=0, gpus=0, created_by="ada"
         )
-    run = SavedRun(sessions, data / "runs" / run_id, run_id)
+    run = SavedRun(sessions, folder / "data" / "runs" / run_id, run_id)
     for iteration in (10, 20, 30, 40):
         run.save(iteration, verified_at=NOW)
     with sessions.begin() as session:

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import subprocess
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,50 +15,17 @@ from click.testing import Result
 from sqlalchemy.orm import Session, sessionmaker
 from typer.testing import CliRunner
 
-from api.settings import ApiSettings
 from ppo.cli import app
 from ppo.client import Client, RefusedError, RequestError, WaitTimeoutError
 from ppo.exits import Exit
-from store import keys
 from store.commands import carry_out_kill
 from store.metrics_write import IterationMetrics, write_metrics
 from store.models import Run
 from store.rollback import confirm_target, go_back, open_rollback
 from store.runs import transition
-from store.session import make_engine, session_factory
 from tests.api.checkpoint_files import SavedRun
-from tests.api.live_server import in_thread
 
 NOW = datetime(2026, 11, 1, tzinfo=UTC)
-
-
-@pytest.fixture(scope="module")
-def sessions(module_url: str) -> Iterator[sessionmaker[Session]]:
-    engine = make_engine(module_url)
-    yield session_factory(engine)
-    engine.dispose()
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Files that a spec can name, and the platform's data folder."""
-    folder = tmp_path_factory.mktemp("platform")
-    (folder / "policy").mkdir()
-    (folder / "policy" / "config.json").write_text('{"max_position_embeddings": 128}')
-    (folder / "policy" / "model.safetensors").write_bytes(b"")
-    (folder / "train.jsonl").write_text('{"prompt": "the film"}\n' * 64)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def client(module_url: str, sessions: sessionmaker[Session], folder: Path) -> Iterator[Client]:
-    with sessions.begin() as session:
-        key = keys.create_key(session, "ci", "operator")[1]
-    settings = ApiSettings(DATABASE_URL=module_url, REDIS_URL=None, data_dir=folder / "data", roots=(folder,))
-    with in_thread(settings) as (url, _), Client(url, key) as client, pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PPO_URL", url)
-        patch.setenv("PPO_KEY", key)
-        yield client
 
 
 @pytest.fixture
