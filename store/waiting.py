@@ -6,30 +6,32 @@ workers, the queue, the slots. Nothing here writes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from datetime import datetime
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from store.fleet import WorkerStanding, list_workers, most_gpus
 from store.models import Run
+from store.queue import RESERVE_AFTER_S
 
 MOST_NAMED = 3
 
 
 def waiting_reasons(session: Session, queued: Sequence[Run], now: datetime) -> dict[str, str]:
-    """A sentence for each of these queued runs, by id. Three queries, however many runs there are."""
+    """A sentence for each of these queued runs, by id. Four queries, however many runs there are."""
     if not queued:
         return {}
     workers = list_workers(session)
     ahead = _num_ahead(session)
+    held = _held_back(session, workers)
     reasons = {}
     for run in queued:
         num_ahead = ahead.get(run.id, 0)
         never = _too_big(run, workers)
         reasons[run.id] = (
-            _not_before(run, now) or never or _no_place(run, workers) or _its_turn(run, workers, num_ahead)
+            _not_before(run, now) or never or _no_place(run, workers) or _its_turn(run, workers, num_ahead, held)
         )
     return reasons
 
@@ -40,6 +42,27 @@ def _num_ahead(session: Session) -> dict[str, int]:
     due = (Run.not_before.is_(None)) | (Run.not_before <= func.now())
     rows = session.execute(select(Run.id, place).where(Run.state == "queued", due))
     return {run_id: number - 1 for run_id, number in rows}
+
+
+def _held_back(session: Session, workers: Sequence[WorkerStanding]) -> dict[str, Run]:
+    """By worker: the run of several GPUs that its free ones are held for, as `store.queue` does by default."""
+    waited = func.now() - timedelta(seconds=RESERVE_AFTER_S)
+    due = (Run.not_before.is_(None)) | (Run.not_before <= func.now())
+    statement = select(Run).where(Run.state == "queued", due, Run.gpus > 1, Run.queued_at <= waited)
+    big = session.scalars(statement.order_by(Run.priority.desc(), Run.queued_at, Run.id)).all()
+    active = [standing for standing in workers if standing.worker.state == "active"]
+    held = {}
+    for standing in active:
+        first = next((run for run in big if standing.free("gpu") < run.gpus <= standing.worker.gpus), None)
+        if first is not None:
+            able = [other for other in active if other.worker.gpus >= first.gpus]
+            if min(able, key=lambda other: (-other.free("gpu"), other.worker.id)) is standing:
+                held[standing.worker.id] = first
+    return held
+
+
+def _place(run: Run) -> tuple[int, datetime, str]:
+    return -run.priority, run.queued_at, run.id
 
 
 def _not_before(run: Run, now: datetime) -> str | None:
@@ -79,11 +102,15 @@ def _no_place(run: Run, workers: Sequence[WorkerStanding]) -> str | None:
     return f"Needs {_gpus(run.gpus)}; the largest connected worker has {most}."
 
 
-def _its_turn(run: Run, workers: Sequence[WorkerStanding], num_ahead: int) -> str:
+def _its_turn(run: Run, workers: Sequence[WorkerStanding], num_ahead: int, held: Mapping[str, Run]) -> str:
     able = [standing for standing in workers if standing.worker.state == "active" and _capacity(standing, run)]
     kind, needed = ("gpu", run.gpus) if run.gpus else ("cpu", 1)
     queue = "Next in the queue" if num_ahead == 0 else f"{num_ahead} in the queue before it"
-    if any(standing.free(kind) >= needed for standing in able):
+    room = [standing.worker.id for standing in able if standing.free(kind) >= needed]
+    first = next((held[worker] for worker in room if worker in held and run.gpus), None)
+    if first is not None and _place(first) < _place(run) and all(worker in held for worker in room):
+        return f"{queue}; free GPUs are held for {first.name}, which needs {_gpus(first.gpus)} and has waited long."
+    if room:
         return f"{queue}; a worker has room and takes it within seconds." if num_ahead == 0 else f"{queue}."
     holders = _names(
         dict.fromkeys(

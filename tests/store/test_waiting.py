@@ -105,6 +105,23 @@ def test_for_room_and_for_those_before_it(session: Session, queue: MakeRun, add:
     assert reason(session, pair) == wanted
 
 
+def test_behind_a_bigger_run_that_free_gpus_are_held_for(
+    session: Session, queue: MakeRun, add: Callable[..., str]
+) -> None:
+    """It says what the claim does: the small one is not taken, though a GPU is free."""
+    add("w", gpus=2)
+    queue(name="holder", gpus=1)
+    assert claim(session, "w", 60) is not None
+    queue(name="big", gpus=2)
+    small = queue(name="small", gpus=1)
+    assert claim(session, "w", 60) is None
+    wanted = "1 in the queue before it; free GPUs are held for big, which needs 2 GPUs and has waited long."
+    assert reason(session, small) == wanted
+    urgent = queue(name="urgent", gpus=1, priority=5)
+    assert reason(session, urgent) == "Next in the queue; a worker has room and takes it within seconds."
+    assert claim(session, "w", 60) is not None
+
+
 def test_a_long_list_costs_as_many_queries_as_a_short_one(
     session: Session, queue: MakeRun, add: Callable[..., str]
 ) -> None:
@@ -123,7 +140,7 @@ def test_a_long_list_costs_as_many_queries_as_a_short_one(
         many = {standing.run.name: standing.waiting_reason for standing in list_runs(session, limit=100)}
     finally:
         event.remove(connection, "before_cursor_execute", listen)
-    assert len(told) == for_one <= 6
+    assert len(told) == for_one <= 7
     holders = "run 00, run 01, run 02"
     assert one[0] in many.values()
     assert many["run 59"] == f"56 in the queue before it; CPU slots are held by {holders}."
