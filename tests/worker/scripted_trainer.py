@@ -11,6 +11,10 @@ written as JSON in the environment variable PPO_SCRIPTED, and under `scripted` i
     alerts [payload, ...]: `alert` events, each at its own `iteration`, or at `cleared_at` for one that clears
     preflight payload: a `preflight` event before the first iteration
     ignore_stop true: neither commands nor SIGTERM   children 3: one in a session of its own, one deaf to SIGTERM
+    phase_s 60: the deadline announced for each phase
+    hold [phase, iteration]: stays in the middle of a "loading" (0), "iteration" or "saving" until the file
+        PPO_WITNESS.RUN.go is there, in the first `attempts` attempts; an iteration also until it is asked to stop
+    clock_jump [iteration, seconds]: from that iteration on its journal has other times
 
 Of several ranks (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT) the first alone looks at commands and writes. All meet in
 every iteration (`scripted_ranks`); one whose connection breaks, or that waits longer than `meeting_s`, leaves with 1.
@@ -19,13 +23,15 @@ every iteration (`scripted_ranks`); one whose connection breaks, or that waits l
     linger_s: how long the other ranks stay when the run has come to rest     stays true: nobody leaves a broken meeting
     echoes true: rank 0 takes a broken meeting for a fault of its own
 
-PPO_WITNESS names a file to which it appends "run segment attempt token iteration pid what" lines, outside of all that
-the platform knows.
+PPO_WITNESS names a file to which it appends "run segment attempt token iteration pid what time" lines, outside of all
+that the platform knows; the time is the machine's monotonic one. "beside-PID" is a process of an earlier attempt that
+was still there when this one started.
 """
 
 from __future__ import annotations
 
 import argparse
+import errno
 import hashlib
 import json
 import os
@@ -33,9 +39,11 @@ import signal
 import subprocess
 import sys
 import time
+from datetime import datetime, timedelta, tzinfo
 from pathlib import Path
 from typing import Any
 
+import ppo_core.rundir.journal
 from ppo_core.errors import CheckpointError
 from ppo_core.rundir import (
     MANIFEST,
@@ -53,6 +61,7 @@ from ppo_core.rundir import (
 # Under `ppo up` Python looks for nothing beside the program that it runs.
 sys.path.insert(0, str(Path(__file__).parent))
 from scripted_ranks import RANK, SIZE, Meeting, follow, misbehave
+from strays import strays
 
 SLEEPER = "import signal, sys, time; sys.argv[1:] and signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
 
@@ -62,6 +71,17 @@ DISK_FULL = {"code": "disk_full", "message": "no space left to write it", "hint"
 
 class NoSpace(Exception):
     """What a trainer meets whose disk is full."""
+
+
+def move_clock(seconds: float) -> None:
+    """Let the journal's clock be another one from now on."""
+
+    class Moved(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
+            return datetime.now(tz) + timedelta(seconds=seconds)
+
+    ppo_core.rundir.journal.datetime = Moved  # type: ignore[misc,attr-defined]
 
 
 class ScriptedTrainer:
@@ -100,6 +120,7 @@ class ScriptedTrainer:
         path = os.environ.get("PPO_WITNESS")
         if path:
             words = [self.start.run_id, self.start.segment, self.attempt, self.token, iteration, os.getpid(), what]
+            words.append(time.monotonic())
             with open(path, "a", encoding="utf-8") as file:
                 file.write(" ".join(map(str, words)) + "\n")
 
@@ -109,6 +130,8 @@ class ScriptedTrainer:
             self.witness(0, f"start-{RANK}")
             return follow(Meeting(self.knobs["meeting_s"]), self.segment, self.attempt, self.knobs)
         self.witness(0, "start")
+        for pid in strays(self.start.run_id, self.token - 1):
+            self.witness(0, f"beside-{pid}")
         self.journal = JournalWriter(self.segment.journal)
         self.meeting = Meeting(self.knobs["meeting_s"]) if SIZE > 1 else None
         try:
@@ -123,11 +146,12 @@ class ScriptedTrainer:
             self.meeting.tell(word)
 
     def train(self) -> int:
-        self.journal.append("phase", 0, {"phase": "loading", "deadline_s": 60.0})
+        self.announce("loading", 0)
         for number in range(self.knob("children") or 0):
             deaf = ["deaf"] if number == 1 else []
             subprocess.Popen([sys.executable, "-c", SLEEPER, *deaf], start_new_session=number == 0)
         time.sleep(self.knob("loading_s") or 0)
+        self.hold("loading", 0)
         if self.knob("fail_loading"):
             error = {"code": "spec", "message": "it cannot be", "hint": "change it", "traceback": ""}
             return self.end(self.knob("fail_loading"), "error", 0, error)
@@ -173,7 +197,7 @@ class ScriptedTrainer:
         return self.end(0, "goal", iteration)
 
     def one_iteration(self, iteration: int) -> int | None:
-        self.journal.append("phase", iteration, {"phase": "rollout", "deadline_s": self.knob("phase_s") or 60.0})
+        self.announce("rollout", iteration)
         self.tell(f"iteration {iteration}")
         if self.mischief("die_at", iteration):
             self.witness(iteration, "die")
@@ -186,6 +210,9 @@ class ScriptedTrainer:
         if self.mischief("hang_at", iteration):
             while True:
                 time.sleep(60)
+        if self.knob("clock_jump") and self.knob("clock_jump")[0] == iteration:
+            move_clock(self.knob("clock_jump")[1])
+        self.hold("iteration", iteration)
         names = [
             "reward/score_mean",
             "kl/ref_token",
@@ -210,6 +237,17 @@ class ScriptedTrainer:
         if iteration % self.knobs["checkpoint_every"] == 0:
             self.save(iteration, "schedule")
         return None
+
+    def announce(self, phase: str, iteration: int) -> None:
+        self.journal.append("phase", iteration, {"phase": phase, "deadline_s": self.knob("phase_s") or 60.0})
+
+    def hold(self, phase: str, iteration: int) -> None:
+        if self.knob("hold") != [phase, iteration] or self.attempt > self.knobs["attempts"]:
+            return
+        released = Path(f"{os.environ['PPO_WITNESS']}.{self.start.run_id}.go")
+        self.witness(iteration, f"held-{phase}")
+        while not released.exists() and not (phase == "iteration" and self.asked(iteration)):
+            time.sleep(0.02)
 
     def write_samples(self, iteration: int) -> None:
         number = self.knobs.get("samples", 2)
@@ -253,9 +291,14 @@ class ScriptedTrainer:
             return
         if iteration >= (self.knob("disk_full_at") or iteration + 1) and self.attempt <= self.knobs["attempts"]:
             raise NoSpace
-        with new_checkpoint(target) as folder:
-            (folder / "state.json").write_text(json.dumps({"iteration": iteration}))
-            (folder / "weights").write_bytes(b"w" * (self.knob("checkpoint_bytes") or 100))
+        self.announce("saving", iteration)
+        try:
+            with new_checkpoint(target) as folder:
+                (folder / "state.json").write_text(json.dumps({"iteration": iteration}))
+                self.hold("saving", iteration)
+                (folder / "weights").write_bytes(b"w" * (self.knob("checkpoint_bytes") or 100))
+        except OSError as error:
+            raise (NoSpace if error.errno == errno.ENOSPC else error) from error
         payload = {
             "path": f"checkpoints/{target.name}",
             "bytes": checkpoint_bytes(target),

@@ -17,7 +17,16 @@ from ppo_core.rundir import checkpoint_iteration, checkpoints, segments
 from tests.ppo_core.rank_processes import PROGRAM, exit_codes, start_ranks
 from tests.ppo_core.toy_run import toy_segment
 from tests.real_postgres import RealPostgres
-from tests.worker.exact_runs import HALF, kill_in_update, last_state, metrics_of, samples_of, state_of, stateful_spec
+from tests.worker.exact_runs import (
+    HALF,
+    kill_in_update,
+    last_state,
+    lose_machine_in_update,
+    metrics_of,
+    samples_of,
+    state_of,
+    stateful_spec,
+)
 from tests.worker.platform import Platform
 
 # Five trainers are started one after the other, and two of them beside a process that runs five segments.
@@ -31,6 +40,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "update": {"pack_rows": True, "token_budget": 100, "critic_warmup_iterations": HALF + 1},
     },
 }
+# The last one: its worker is gone afterwards, and the run goes on with another.
+LOSES_ITS_MACHINE = "critic"
 
 
 @dataclass(frozen=True)
@@ -69,7 +80,12 @@ def runs(postgres: RealPostgres, _template_url: str, tmp_path_factory: pytest.Te
         killed = {}
         for name, spec in specs.items():
             run_id = platform.submit_spec(spec)
-            kill_in_update(platform, run_id, HALF + 1)
+            if name == LOSES_ITS_MACHINE:
+                lose_machine_in_update(platform, run_id, HALF + 1)
+                platform.start("worker.loop", PPO_WORKER_ID="there")
+                platform.start("worker.reconcile")
+            else:
+                kill_in_update(platform, run_id, HALF + 1)
             run = platform.wait_state(run_id, "succeeded", "failed", timeout_s=240)
             assert (run.state, run.attempt, run.infrastructure_failures) == ("succeeded", 2, 1), platform.logs(run_id)
             assert platform.stored_metrics(run_id) == platform.journal_metrics(run_id)
@@ -86,7 +102,10 @@ def runs(postgres: RealPostgres, _template_url: str, tmp_path_factory: pytest.Te
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_run_killed_in_an_update_goes_on_as_if_it_had_not_been(runs: Runs, variant: str) -> None:
-    """T22, T23 and T25: weights, value head or critic, moments, schedule, responses, prompt order and all metrics."""
+    """T22, T23 and T25: weights, value head or critic, moments, schedule, responses, prompt order and all metrics.
+
+    One lost its trainer, the other its whole machine.
+    """
     straight, killed = runs.straight[variant], runs.killed[variant]
     assert metrics_of(killed) == metrics_of(straight)
     assert set(metrics_of(straight)) == set(range(2 * HALF + 1))

@@ -14,7 +14,7 @@ from sqlalchemy import select, update
 from store.models import Checkpoint, Run, Segment
 from store.runs import transition
 from store.states import TERMINAL
-from tests.worker.platform import LEASE_S, Platform, alive, wait_until
+from tests.worker.platform import Platform
 from worker.processes import marked_processes
 
 pytestmark = pytest.mark.stack
@@ -179,39 +179,6 @@ def test_kill_from_outside_is_named(worker: Platform) -> None:
     run = worker.wait(run_id, lambda run: run.attempt == 2 and run.state == "running")
     worker.stop(run_id)
     assert worker.wait_state(run_id, *TERMINAL).state == "stopped"
-
-
-def test_killed_supervisor_takes_its_trainer_along_and_the_run_comes_back(worker: Platform) -> None:
-    worker.start("worker.reconcile")
-    run_id = worker.submit(40)
-    worker.wait(run_id, lambda run: run.iteration >= 2)
-    trainer, supervisor = worker.trainer_pid(run_id), worker.supervisor_pid(run_id)
-    os.kill(supervisor, signal.SIGKILL)
-    wait_until(lambda: not alive(trainer), 2)
-    run = worker.wait(run_id, lambda run: run.attempt == 2, timeout_s=LEASE_S + 10)
-    run = worker.wait_state(run_id, *TERMINAL)
-    assert (run.state, run.attempt, run.infrastructure_failures) == ("succeeded", 2, 1)
-    assert "recovering" in worker.states(run_id)
-    _at_rest(worker, run_id)
-
-
-def test_frozen_supervisor_loses_its_run_and_both_its_processes(worker: Platform) -> None:
-    worker.start("worker.reconcile")
-    run_id = worker.submit(40)
-    worker.wait(run_id, lambda run: run.iteration >= 2)
-    trainer, supervisor = worker.trainer_pid(run_id), worker.supervisor_pid(run_id)
-    os.kill(supervisor, signal.SIGSTOP)
-    worker.wait(run_id, lambda run: run.attempt == 2, timeout_s=LEASE_S + 10)
-    assert not alive(trainer)
-    assert not alive(supervisor)
-    assert worker.wait_state(run_id, *TERMINAL).state == "succeeded"
-    _at_rest(worker, run_id)
-
-
-def test_hanging_trainer_is_noticed_by_its_own_deadline(worker: Platform) -> None:
-    run_id = worker.submit(10, hang_at=3, phase_s=1.5)
-    run = worker.wait_state(run_id, *TERMINAL)
-    assert (run.state, run.attempt, run.infrastructure_failures) == ("succeeded", 2, 1)
 
 
 def test_run_that_always_dies_fails_within_its_budget_and_another_one_passes(worker: Platform) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import sys
 import time
@@ -16,7 +15,7 @@ from store.hint import HINT_QUEUE, HINT_TASK
 from store.migrate import migrate
 from store.states import TERMINAL
 from tests.real_postgres import RealPostgres
-from tests.worker.platform import LEASE_S, Platform
+from tests.worker.platform import Platform
 
 pytestmark = pytest.mark.stack
 
@@ -33,25 +32,6 @@ def on_own_postgres(own_postgres: RealPostgres, tmp_path: Path) -> Iterator[Plat
     migrate(url)
     with Platform(url, tmp_path) as platform:
         yield platform
-
-
-@pytest.mark.parametrize("down_s", [1.0, 2 * LEASE_S], ids=["short", "longer-than-a-lease"])
-def test_postgres_away_in_the_middle(own_postgres: RealPostgres, on_own_postgres: Platform, down_s: float) -> None:
-    """The trainer notices nothing, the run keeps its attempt, the rows equal the journal."""
-    platform = on_own_postgres
-    platform.start("worker.loop")
-    platform.start("worker.reconcile")
-    run_id = platform.submit(int(120 + 20 * down_s), iteration_s=0.05)
-    platform.wait(run_id, lambda run: run.iteration >= 5)
-    own_postgres.stop("immediate")
-    before = len(list(platform.witnessed(run_id)))
-    time.sleep(down_s)
-    assert len(list(platform.witnessed(run_id))) > before + 5
-    own_postgres.start()
-    run = platform.wait_state(run_id, *TERMINAL, timeout_s=60)
-    assert (run.state, run.attempt, run.active_segment) == ("succeeded", 1, 1)
-    assert platform.stored_metrics(run_id) == platform.journal_metrics(run_id)
-    assert platform.states(run_id) == ["queued", "starting", "running", "succeeded"]
 
 
 def test_run_that_ends_while_postgres_is_away_is_written_down_later(
@@ -112,30 +92,9 @@ def test_message_that_is_no_hint_does_no_harm(
     assert not canary.exists()
 
 
-def test_celery_worker_drains_on_sigterm(
-    platform: Platform, celery_worker: subprocess.Popen[bytes], redis_url: str
-) -> None:
-    run_id = platform.submit(10_000)
-    platform.wait(run_id, lambda run: run.iteration >= 3)
-    celery_worker.send_signal(signal.SIGTERM)
-    assert celery_worker.wait(30) == 0
-    run = platform.run(run_id)
-    assert (run.state, run.reason_code) == ("queued", "drained")
-
-
 def test_worker_finds_runs_with_no_broker_to_be_reached(platform: Platform, tmp_path: Path) -> None:
     platform.start("worker.app", REDIS_URL=f"redis+socket://{tmp_path}/nothing.sock")
     assert platform.wait_state(platform.submit(5), *TERMINAL).state == "succeeded"
-
-
-def test_two_workers_never_run_one_run_twice(platform: Platform) -> None:
-    platform.settings["PPO_CPU_SLOTS"] = "2"
-    platform.start("worker.loop", PPO_WORKER_ID="one")
-    platform.start("worker.loop", PPO_WORKER_ID="two")
-    run_ids = [platform.submit(3) for _ in range(8)]
-    for run_id in run_ids:
-        assert platform.wait_state(run_id, *TERMINAL, timeout_s=90).state == "succeeded"
-        assert [what for *_, what in platform.witnessed(run_id)].count("start") == 1
 
 
 def test_data_folder_that_cannot_be_written_is_refused(platform: Platform) -> None:
