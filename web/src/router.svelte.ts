@@ -5,6 +5,7 @@ export type Route =
   | { page: "new" }
   | { page: "fleet" }
   | { page: "run"; id: string }
+  | { page: "settings" }
   | { page: "login" }
   | { page: "missing" };
 
@@ -13,6 +14,7 @@ export function parseRoute(path: string): Route {
   if (parts.length === 0 || (parts.length === 1 && parts[0] === "runs")) return { page: "runs" };
   if (parts.length === 1 && parts[0] === "fleet") return { page: "fleet" };
   if (parts.length === 1 && parts[0] === "login") return { page: "login" };
+  if (parts.length === 1 && parts[0] === "settings") return { page: "settings" };
   if (parts.length === 2 && parts[0] === "runs" && parts[1]) {
     return parts[1] === "new" ? { page: "new" } : { page: "run", id: decodeURIComponent(parts[1]) };
   }

@@ -2,6 +2,7 @@
 
 import { allPages, get, getTagged, patch, post, remove, withQuery, type Query } from "./client";
 import type {
+  Alert, AlertDetail, Delivery, NewWebhook, Preflight, Webhook, WebhookEventType,
   Checkpoint, Command, DryRun, EventPage, ForkPreview, GcPreview, LatestMetrics, Lineage, LogFile, LogMatches, LogPart,
   MetricDefinition, MetricsQuery, Page, Preset, RollbackPreview, Run, RunDetail, Sample, Segment, SegmentDetail, SpecSchema,
   TokenRecord, Verification, Worker,
@@ -43,6 +44,30 @@ export const fork = (id: string, body: GoingBack, idempotencyKey: string): Promi
 export const listSegments = (id: string): Promise<Segment[]> => allPages(`${runPath(id)}/segments`);
 export const readSegment = (id: string, number: number): Promise<SegmentDetail> => get(`${runPath(id)}/segments/${number}`);
 export const readLineage = (id: string): Promise<Lineage> => get(`${runPath(id)}/lineage`);
+
+export async function listAlerts(id: string): Promise<Alert[]> {
+  return (await get<Page<Alert>>(`${runPath(id)}/alerts`, { limit: 200 })).items;
+}
+const alertPath = (id: string): string => `/v1/alerts/${encodeURIComponent(id)}`;
+export const readAlert = (id: string): Promise<AlertDetail> => get(alertPath(id));
+export const acknowledgeAlert = (id: string): Promise<Alert> => post(`${alertPath(id)}/ack`);
+export const snoozeAlert = (id: string, seconds: number): Promise<Alert> => post(`${alertPath(id)}/snooze`, { seconds });
+export const readPreflight = (id: string): Promise<Preflight> => get(`${runPath(id)}/preflight`);
+
+const webhookPath = (id: string): string => `/v1/webhooks/${encodeURIComponent(id)}`;
+export async function listWebhooks(): Promise<Webhook[]> {
+  return (await get<Page<Webhook>>("/v1/webhooks")).items;
+}
+export const createWebhook = (body: { name: string; url: string; events: WebhookEventType[] }): Promise<NewWebhook> =>
+  post("/v1/webhooks", body);
+export const switchWebhook = (id: string, enabled: boolean): Promise<Webhook> => patch(webhookPath(id), { enabled }, {});
+export const deleteWebhook = (id: string): Promise<void> => remove(webhookPath(id), {});
+export const testWebhook = (id: string): Promise<Delivery> => post(`${webhookPath(id)}/test`);
+export async function listDeliveries(id: string): Promise<Delivery[]> {
+  return (await get<Page<Delivery>>(`${webhookPath(id)}/deliveries`, { limit: 20 })).items;
+}
+export const redeliver = (id: string, delivery: string): Promise<Delivery> =>
+  post(`${webhookPath(id)}/deliveries/${encodeURIComponent(delivery)}/redeliver`);
 
 export const latestMetrics = (id: string): Promise<LatestMetrics> => get(`${runPath(id)}/metrics`);
 export const queryMetrics = (query: Query, signal?: AbortSignal): Promise<MetricsQuery> =>

@@ -3,6 +3,12 @@
 import uPlot from "uplot";
 import type { Line } from "./lines";
 
+/** Where an alert was raised. */
+export interface AlertMark {
+  x: number;
+  severity: "warning" | "critical";
+}
+
 export interface Healthy {
   scale: string;
   low: number | null;
@@ -81,6 +87,28 @@ export function drawNonfinite(u: uPlot, xs: number[], fill: string): void {
     ctx.moveTo(x - size, bbox.top);
     ctx.lineTo(x + size, bbox.top);
     ctx.lineTo(x, bbox.top + 1.5 * size);
+    ctx.fill();
+  }
+  ctx.restore();
+}
+
+/** Triangles at the lower edge where an alert about these metrics was raised, a thin line above each. */
+export function drawAlerts(u: uPlot, alerts: AlertMark[], fills: { warning: string; critical: string }): void {
+  const { ctx, bbox } = u;
+  const size = 4.5 * uPlot.pxRatio;
+  const bottom = bbox.top + bbox.height;
+  ctx.save();
+  clipToPlot(u);
+  for (const { x: iteration, severity } of alerts) {
+    const x = u.valToPos(iteration, "x", true);
+    ctx.fillStyle = fills[severity];
+    ctx.globalAlpha = 0.35;
+    ctx.fillRect(x - uPlot.pxRatio / 2, bbox.top, uPlot.pxRatio, bbox.height);
+    ctx.globalAlpha = 1;
+    ctx.beginPath();
+    ctx.moveTo(x - size, bottom);
+    ctx.lineTo(x + size, bottom);
+    ctx.lineTo(x, bottom - 1.6 * size);
     ctx.fill();
   }
   ctx.restore();

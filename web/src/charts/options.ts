@@ -3,7 +3,7 @@
 import uPlot from "uplot";
 import { formatTick } from "../format";
 import { colour } from "./colours";
-import { drawBand, drawGhost, drawNonfinite, drawSpread, type Healthy } from "./draw";
+import { drawAlerts, drawBand, drawGhost, drawNonfinite, drawSpread, type AlertMark, type Healthy } from "./draw";
 import { spread, type Ghost, type Line } from "./lines";
 import { metricsOf, type Panel } from "./panels";
 
@@ -18,6 +18,7 @@ export interface Now {
   ghosts(): Ghost[];
   window(): [number, number];
   band(): Healthy | null;
+  alerts(): AlertMark[];
   /** The reader dragged over a part, or asked for the whole again. */
   zoom(window: [number, number] | null): void;
   point(x: number | null): void;
@@ -130,6 +131,7 @@ export function chartOptions(panel: Panel, size: { width: number; height: number
       ],
       draw: [
         (u) => drawNonfinite(u, names.flatMap((name) => (now.shown(name) ? (now.line(name)?.nonfinite ?? []) : [])), colour("bad")),
+        (u) => drawAlerts(u, now.alerts(), { warning: colour("warn"), critical: colour("bad") }),
       ],
       setSelect: [
         (u) => {

@@ -34,6 +34,13 @@ export function eventWords(event: RunEvent): string {
     }
     case "samples":
       return `iteration ${text(payload.iteration ?? event.iteration)} · ${text(payload.num)} kept`;
+    case "alert":
+      return [text(payload.status), text(payload.severity), text(payload.title)].filter(Boolean).join(" · ");
+    case "preflight": {
+      const findings = Array.isArray(payload.findings) ? (payload.findings as { status?: string }[]) : [];
+      const bad = findings.filter((finding) => finding.status !== "ok").length;
+      return `${findings.length} checks · ${bad ? `${bad} not well` : "all well"}`;
+    }
     case "note":
       return [payload.level === "warning" ? "warning" : "", text(payload.message)].filter(Boolean).join(": ");
     case "started":

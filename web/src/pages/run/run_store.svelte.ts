@@ -5,8 +5,8 @@
 
 import { ChartStore } from "../../charts/chart_store.svelte";
 import { asProblem } from "../../api/client";
-import { latestMetrics, listCheckpoints, listSegments, readCommand, readRun } from "../../api/endpoints";
-import type { Checkpoint, Command, LatestMetric, Problem, RunDetail, Segment, StreamEvent } from "../../api/types";
+import { latestMetrics, listAlerts, listCheckpoints, listSegments, readCommand, readPreflight, readRun } from "../../api/endpoints";
+import type { Alert, Checkpoint, Command, LatestMetric, Preflight, Problem, RunDetail, Segment, StreamEvent } from "../../api/types";
 import type { Start } from "./back/start";
 import { live, type Following } from "../../live/live.svelte";
 import { hasEnded } from "../../run_states";
@@ -18,6 +18,9 @@ export class RunStore {
   problem = $state.raw<Problem | null>(null);
   checkpoints = $state.raw<Checkpoint[]>([]);
   segments = $state.raw<Segment[]>([]);
+  /** The last raised first; those of abandoned segments too. */
+  alerts = $state.raw<Alert[]>([]);
+  preflight = $state.raw<Preflight | null>(null);
   commands = $state.raw<Command[]>([]);
   /** Kinds of what was asked and has no outcome yet. */
   openKinds = $derived(this.commands.filter((command) => !command.finished_at).map((command) => command.kind));
@@ -56,8 +59,9 @@ export class RunStore {
   async load(): Promise<void> {
     this.#loading = true;
     try {
-      const [run, checkpoints, segments, metrics] = await Promise.all([
-        readRun(this.id), listCheckpoints(this.id), listSegments(this.id), latestMetrics(this.id), this.charts.load(),
+      const [run, checkpoints, segments, metrics, alerts, preflight] = await Promise.all([
+        readRun(this.id), listCheckpoints(this.id), listSegments(this.id), latestMetrics(this.id), listAlerts(this.id),
+        readPreflight(this.id), this.charts.load(),
       ]);
       if (this.#closed) return;
       this.run = run;
@@ -66,6 +70,8 @@ export class RunStore {
       void this.#readOutcomes(run.open_commands);
       this.checkpoints = checkpoints;
       this.segments = segments;
+      this.alerts = alerts;
+      this.preflight = preflight;
       this.latest = new Map(metrics.latest.map((metric) => [metric.name, metric]));
       this.problem = null;
       this.#following.from({ [this.id]: Math.min(run.event_seq, this.charts.cursor) });
@@ -108,6 +114,7 @@ export class RunStore {
     if (event.type === "metrics") this.#metrics(event);
     else if (event.type === "samples") this.samplesAt = event.iteration;
     else if (event.type === "checkpoint") void this.readCheckpoints();
+    else if (event.type === "alert" || event.type === "preflight") void this.#readDiagnoses();
     else if (event.type === "state") {
       this.run = { ...this.run, state: payload.to as RunDetail["state"] };
     }
@@ -146,6 +153,19 @@ export class RunStore {
   async readCheckpoints(): Promise<void> {
     try {
       this.checkpoints = await listCheckpoints(this.id);
+    } catch {
+      // Read again with the next one.
+    }
+  }
+
+  /** An alert as the api has just told it. */
+  putAlert(told: Alert): void {
+    this.alerts = this.alerts.map((alert) => (alert.id === told.id ? told : alert));
+  }
+
+  async #readDiagnoses(): Promise<void> {
+    try {
+      [this.alerts, this.preflight] = await Promise.all([listAlerts(this.id), readPreflight(this.id)]);
     } catch {
       // Read again with the next one.
     }

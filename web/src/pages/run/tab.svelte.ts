@@ -1,6 +1,6 @@
 /** Which part of the run page's lower half is open; the address keeps it, so that a link opens it again. */
 
-export const TABS = ["samples", "checkpoints", "lineage", "metrics", "events", "logs", "spec"] as const;
+export const TABS = ["samples", "alerts", "checkpoints", "lineage", "metrics", "events", "logs", "spec"] as const;
 export type Tab = (typeof TABS)[number];
 
 class PageTab {

@@ -82,7 +82,7 @@ export class RunList {
   #apply(event: StreamEvent): void {
     const index = this.runs.findIndex((run) => run.id === event.run);
     const run = this.runs[index];
-    if (event.type === "state" || !run) {
+    if (event.type === "state" || event.type === "alert" || !run) {
       this.#soon();
       return;
     }

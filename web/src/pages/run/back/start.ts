@@ -6,4 +6,5 @@ export interface Start {
   /** Null: the one that is suggested. */
   checkpoint: string | null;
   rows: SettingRow[];
+  reason?: string;
 }
