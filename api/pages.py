@@ -25,7 +25,7 @@ NOT_BUILT = """<!doctype html>
 </html>
 """
 # What web/src/router.svelte.ts makes a page of; web/tests/addresses.json holds the two together.
-PAGE_ADDRESS = re.compile(r"/*(?:login|fleet|runs(?:/+[^/]+)?)?/*")
+PAGE_ADDRESS = re.compile(r"/*(?:login|settings|fleet|runs(?:/+[^/]+)?)?/*")
 FOREVER = "public, max-age=31536000, immutable"
 
 

@@ -214,8 +214,8 @@ def shown(platform: Platform) -> list[str]:
     """Addresses of every page, in the states that look different."""
     ended = platform.submit(12, "a run with a rather long name that has to wrap somewhere on a telephone")
     live = platform.submit(3000, "live")
-    tabs = [f"/runs/{ended}?tab={tab}" for tab in ("checkpoints", "metrics", "events", "logs", "spec")]
-    return ["/runs", "/runs/new", "/fleet", f"/runs/{live}", f"/runs/{ended}", *tabs, "/nowhere"]
+    tabs = [f"/runs/{ended}?tab={tab}" for tab in ("alerts", "checkpoints", "metrics", "events", "logs", "spec")]
+    return ["/runs", "/runs/new", "/fleet", "/settings", f"/runs/{live}", f"/runs/{ended}", *tabs, "/nowhere"]
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
