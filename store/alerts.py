@@ -263,7 +263,7 @@ def _tell_pages(session: Session, alert: Alert, status: str, actor: str) -> None
 
 def event_fields(alert: Alert) -> dict[str, Any]:
     """What the run's history holds of an alert beside its `status`: enough to name it."""
-    names = ("rule", "kind", "severity", "metrics", "title", "iteration", "onset", "action")
+    names = ("rule", "kind", "severity", "metrics", "title", "remedy", "iteration", "onset", "action")
     return {"alert_id": alert.id, "id": alert.key, **{name: getattr(alert, name) for name in names}}
 
 

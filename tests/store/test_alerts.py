@@ -19,6 +19,8 @@ from store.queue import claim
 from store.runs import ForkStart, create_run
 from store.webhook_tables import Webhook, WebhookEvent
 from tests.alert_news import news
+from tests.ppo_core.diagnostics.made_runs import alerts_of, made_spec, watch_of
+from tests.ppo_core.diagnostics.test_stories import long_and_cut
 from tests.store.test_journal import Attempt
 
 
@@ -220,6 +222,18 @@ def test_a_fork_has_the_alerts_that_are_open_in_its_checkpoint(attempt: Attempt)
     alerts.take_news(attempt.session, fork, 1, 14, _now(), news(status="cleared"))
     assert copies[0].status == "cleared"
     assert len(rows(attempt)) == 3
+
+
+def test_what_the_trainers_own_watch_says_is_taken(attempt: Attempt) -> None:
+    """A run whose answers grow with its score: bands and the story, and no line of it is refused."""
+    watch = watch_of(made_spec(), lambda onset: ("1:80", 80))
+    for payload in alerts_of(long_and_cut, iterations=200, watch=watch):
+        attempt.journal.append("alert", payload["iteration"], payload)
+    attempt.deliver()
+    assert attempt.events("note") == []
+    story = next(alert for alert in rows(attempt) if alert.rule == "story:length_hacking")
+    assert story.suggestion is not None
+    assert (story.suggestion["checkpoint"], bool(story.suggestion["changes"])) == ("1:80", True)
 
 
 def _now(seconds: float = 0) -> datetime:
