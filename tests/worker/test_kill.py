@@ -36,7 +36,7 @@ def _ask(platform: Platform, run_id: str, kind: str, deadline_s: float = 60) -> 
 
 
 def _ask_until_taken(platform: Platform, run_id: str) -> str:
-    """A supervisor that is frozen in a transaction holds its run's row until its lease is over; then a kill is taken."""
+    """A supervisor frozen in a transaction holds its run's row until its lease is over; then a kill is taken."""
     deadline = time.monotonic() + 60
     while True:
         try:
