@@ -12,7 +12,7 @@ from examples.reviews.corpus import Corpus
 from examples.reviews.progress import Wait
 from examples.reviews.settings import ModelShape, PolicySettings
 from examples.reviews.tokenizer import BOS_ID, EOS_ID, PAD_ID, encode
-from examples.reviews.training import Batch, Example, collate, train_epochs
+from examples.reviews.training import Batch, Example, collate, length_batches, train_epochs
 
 
 def llama_config(shape: ModelShape, vocab_size: int) -> LlamaConfig:
@@ -69,13 +69,15 @@ def pretrain(corpus: Corpus, settings: PolicySettings, folder: Path, wait: Wait)
     wait.start(sum(map(len, epochs)))
     train_epochs(
         model,
-        [lambda examples=examples: examples for examples in epochs],
+        [
+            lambda number=number, examples=examples: length_batches(
+                examples, settings.tokens_per_batch, PAD_ID, settings.seed + number
+            )
+            for number, examples in enumerate(epochs)
+        ],
         lambda batch: language_loss(model, batch),
-        tokens_per_batch=settings.tokens_per_batch,
         peak_lr=settings.peak_lr,
         weight_decay=settings.weight_decay,
-        pad_id=PAD_ID,
-        seed=settings.seed,
         folder=folder,
         on_epoch=lambda done: wait.at(sum(map(len, epochs[:done]))),
         on_batch=lambda _, count, loss: wait.advance(count, f"loss {loss:.2f}"),

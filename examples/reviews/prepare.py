@@ -16,7 +16,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -91,30 +91,34 @@ def prepare(out: Path, cache: Path, console: Console, settings: Settings | None 
     Raises:
         DownloadError, CorpusError: with a message in one line that names the remedy.
     """
-    stages = plan(settings or Settings(), cache)
+    return build(plan(settings or Settings(), cache), MODELS, out, cache, console)
+
+
+def build(stages: Sequence[Stage], models: Sequence[str], out: Path, cache: Path, console: Console) -> dict[str, Any]:
+    """Run the stages that are missing in the cache, and put the `models` among them and the prompts into `out`."""
     with only_one(cache, lambda: console.print("another preparation is at work on this cache, waiting for it ...")):
         for stage in stages:
             run_stage(stage, cache, lambda title: wait_on(console, title))
         figures = {name: value for stage in stages for name, value in stage.figures(cache).items()}
         manifest = {"stages": {stage.name: stage.key for stage in stages}, "figures": figures}
-        if not is_published(out, manifest):
-            publish_all(out, manifest, {stage.name: stage.folder(cache) for stage in stages})
+        if not is_published(out, manifest, models):
+            publish_all(out, manifest, models, {stage.name: stage.folder(cache) for stage in stages})
     return figures
 
 
-def is_published(out: Path, manifest: dict[str, Any]) -> bool:
+def is_published(out: Path, manifest: dict[str, Any], models: Sequence[str]) -> bool:
     """Whether `out` holds just this result."""
     manifest_path = out / MANIFEST_FILE
-    if not all((out / name).exists() for name in (MANIFEST_FILE, *MODELS, *PROMPT_FILES)):
+    if not all((out / name).exists() for name in (MANIFEST_FILE, *models, *PROMPT_FILES)):
         return False
     return bool(json.loads(manifest_path.read_text()) == manifest)
 
 
-def publish_all(out: Path, manifest: dict[str, Any], finished: dict[str, Path]) -> None:
+def publish_all(out: Path, manifest: dict[str, Any], models: Sequence[str], finished: dict[str, Path]) -> None:
     """Copy the finished stages that a run needs into `out`. The manifest goes first and comes back last."""
     out.mkdir(parents=True, exist_ok=True)
     (out / MANIFEST_FILE).unlink(missing_ok=True)
-    for name in MODELS:
+    for name in models:
         publish(finished[name], out / name)
     for name in PROMPT_FILES:
         shutil.copy(finished["prompts"] / name, out)
@@ -122,12 +126,24 @@ def publish_all(out: Path, manifest: dict[str, Any], finished: dict[str, Path]) 
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line. Exit codes: 0 prepared, 1 something outside is wrong (said in one line), 130 interrupted."""
+    """The command line."""
+    return command("reviews", DEFAULT_OUT, prepare, arguments)
+
+
+def command(
+    name: str,
+    default_out: Path,
+    make: Callable[[Path, Path, Console], dict[str, Any]],
+    arguments: Sequence[str] | None,
+    default_cache: Path | None = None,
+) -> int:
+    """An example's command. Exit codes: 0 prepared, 1 something outside is wrong (said in a line), 130 interrupted."""
     parser = argparse.ArgumentParser(
-        prog="python -m examples.reviews.prepare", description="Prepare the reviews example."
+        prog=f"python -m examples.{name}.prepare", description=f"Prepare the {name} example."
     )
-    parser.add_argument("--out", type=Path, default=DEFAULT_OUT, help="where spec.yaml looks for the result")
-    parser.add_argument("--cache", type=Path, help="where finished stages are kept (default: OUT/cache)")
+    parser.add_argument("--out", type=Path, default=default_out, help="where spec.yaml looks for the result")
+    kept = default_cache or "OUT/cache"
+    parser.add_argument("--cache", type=Path, default=default_cache, help=f"where finished stages are kept ({kept})")
     options = parser.parse_args(arguments)
     # Before torch is imported: threads that spin for long starve when the machine has other work as well.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
@@ -136,15 +152,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     console = Console()
     try:
-        figures = prepare(options.out, options.cache or options.out / "cache", console)
+        figures = make(options.out, options.cache or options.out / "cache", console)
     except (DownloadError, CorpusError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("interrupted: run this again to go on from here", file=sys.stderr)
         return 130
-    told = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in figures.items())
-    console.print(f"reviews example prepared in {options.out}: {told}", markup=False, highlight=False, soft_wrap=True)
+    told = ", ".join(f"{figure.replace('_', ' ')} {value}" for figure, value in figures.items())
+    console.print(f"{name} example prepared in {options.out}: {told}", markup=False, highlight=False, soft_wrap=True)
     return 0
 
 

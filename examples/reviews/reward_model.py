@@ -13,7 +13,7 @@ from examples.reviews.corpus import Corpus, Review
 from examples.reviews.progress import Wait
 from examples.reviews.settings import RewardSettings
 from examples.reviews.tokenizer import PAD_ID, encode, save_reading_copy
-from examples.reviews.training import Batch, Example, collate, train_epochs
+from examples.reviews.training import Batch, Example, collate, length_batches, train_epochs
 
 
 def spoil(text: str, rng: random.Random, kind: str) -> str:
@@ -89,20 +89,18 @@ def train_reward_model(
     targets = [(rating - mean) / deviation for rating in ratings]
     epochs = [epoch_texts(corpus.train, targets, settings, epoch) for epoch in range(settings.epochs)]
 
-    def examples(epoch: int) -> list[Example]:
+    def batches(epoch: int) -> list[Batch]:
         texts, wanted = epochs[epoch]
-        return [Example(ids, target) for ids, target in zip(encode(folder, texts), wanted, strict=True)]
+        examples = [Example(ids, target) for ids, target in zip(encode(folder, texts), wanted, strict=True)]
+        return length_batches(examples, settings.tokens_per_batch, PAD_ID, settings.seed + epoch)
 
     wait.start(sum(len(texts) for texts, _ in epochs))
     train_epochs(
         model,
-        [lambda epoch=epoch: examples(epoch) for epoch in range(settings.epochs)],
+        [lambda epoch=epoch: batches(epoch) for epoch in range(settings.epochs)],
         lambda batch: F.mse_loss(scores_of(model, batch), batch.targets),
-        tokens_per_batch=settings.tokens_per_batch,
         peak_lr=settings.peak_lr,
         weight_decay=settings.weight_decay,
-        pad_id=PAD_ID,
-        seed=settings.seed,
         folder=folder,
         on_epoch=lambda done: wait.at(sum(len(texts) for texts, _ in epochs[:done])),
         on_batch=lambda _, count, loss: wait.advance(count, f"squared error {loss:.2f}"),

@@ -6,7 +6,7 @@ on where it was.
 
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,7 +31,7 @@ class Batch(NamedTuple):
     targets: Tensor  # [B] float32
 
 
-def length_batches(examples: Sequence[Example], tokens_per_batch: int, pad_id: int, seed: int) -> Iterator[Batch]:
+def length_batches(examples: Sequence[Example], tokens_per_batch: int, pad_id: int, seed: int) -> list[Batch]:
     """Batches of neighbours in length, in a seeded order; each example once."""
     rng = random.Random(seed)
     order = sorted(range(len(examples)), key=lambda i: (len(examples[i].token_ids), rng.random()))
@@ -42,8 +42,7 @@ def length_batches(examples: Sequence[Example], tokens_per_batch: int, pad_id: i
             groups.append([])
         groups[-1].append(index)
     rng.shuffle(groups)
-    for group in groups:
-        yield collate([examples[i] for i in group], pad_id)
+    return [collate([examples[i] for i in group], pad_id) for group in groups]
 
 
 def collate(examples: Sequence[Example], pad_id: int) -> Batch:
@@ -66,14 +65,11 @@ def one_cycle(done: float, peak_lr: float) -> float:
 
 def train_epochs(
     model: nn.Module,
-    epochs: Sequence[Callable[[], list[Example]]],
+    epochs: Sequence[Callable[[], list[Batch]]],
     loss_of: Callable[[Batch], Tensor],
     *,
-    tokens_per_batch: int,
     peak_lr: float,
     weight_decay: float,
-    pad_id: int,
-    seed: int,
     folder: Path,
     on_epoch: Callable[[int], None],
     on_batch: Callable[[int, int, float], None],
@@ -81,7 +77,7 @@ def train_epochs(
     """Train `model` in place.
 
     Args:
-        epochs: one function for each epoch, which makes the epoch's examples.
+        epochs: one function for each epoch, which makes the epoch's batches.
         loss_of: mean loss of a batch.
         folder: where the state is kept between epochs; a state found there is continued, with the same result.
         on_epoch: told the number of finished epochs.
@@ -105,7 +101,7 @@ def train_epochs(
     on_epoch(first)
     model.train()
     for number in range(first, len(epochs)):
-        batches = list(length_batches(epochs[number](), tokens_per_batch, pad_id, seed + number))
+        batches = epochs[number]()
         for index, batch in enumerate(batches):
             rate = one_cycle((number + index / len(batches)) / len(epochs), peak_lr)
             for group in optimizer.param_groups:

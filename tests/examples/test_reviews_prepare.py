@@ -17,7 +17,7 @@ import torch
 from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
-from examples.reviews import download, prepare, training
+from examples.reviews import download, policy, prepare, reward_model, training
 from examples.reviews.corpus import Corpus, CorpusError, Review, make_prompts, parse_rated
 from examples.reviews.judge import vader_mean_sentence
 from examples.reviews.reward_model import cut, spoil
@@ -170,7 +170,8 @@ def test_a_killed_training_goes_on_and_ends_bit_equal(
             raise KeyboardInterrupt
         return real(*arguments)
 
-    monkeypatch.setattr(training, "length_batches", dies_in_second_epoch)
+    for module in (policy, reward_model):
+        monkeypatch.setattr(module, "length_batches", dies_in_second_epoch)
     with pytest.raises(KeyboardInterrupt):
         prepare.prepare(tmp_path / "b", killed, quiet, settings)
     assert not (tmp_path / "b").exists()
@@ -256,7 +257,7 @@ def test_a_cut_review_is_an_opening_of_it_and_knows_what_is_missing() -> None:
 
 def test_length_batches_hold_each_example_once_and_keep_to_the_budget() -> None:
     examples = [training.Example([3] * (1 + n % 13), float(n)) for n in range(57)]
-    batches = list(training.length_batches(examples, 40, pad_id=0, seed=1))
+    batches = training.length_batches(examples, 40, pad_id=0, seed=1)
     assert sorted(t for b in batches for t in b.targets.tolist()) == [float(n) for n in range(57)]
     assert all(b.input_ids.numel() <= 40 for b in batches)
 

@@ -1,0 +1,86 @@
+"""Prepare the length-bias example: `python -m examples.length_bias.prepare`.
+
+The reviews example's sentences, tokenizer, policy and prompts (kept in its cache, and made once for both), and:
+
+    biased_reward_model      half of the reviews, as pairs of texts of any length, chosen by raters who like length
+    controlled_reward_model  the same half as pairs of equal length, chosen by the same raters
+    judge_model              the other half of the reviews, their human ratings
+
+Nothing that the judge learned from was shown to a reward model, and no rater of length had a say in it.
+"""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from examples.length_bias.pairs import make_pairs
+from examples.length_bias.settings import Settings
+from examples.reviews.corpus import Corpus, read_corpus
+from examples.reviews.prepare import DEFAULT_OUT as REVIEWS_OUT
+from examples.reviews.prepare import build, command
+from examples.reviews.prepare import plan as plan_reviews
+from examples.reviews.progress import Wait
+from examples.reviews.stages import Stage
+
+DEFAULT_OUT = Path(__file__).parent / "prepared"
+MODELS = ("policy", "biased_reward_model", "controlled_reward_model", "judge_model")
+
+
+def plan(settings: Settings, cache: Path) -> list[Stage]:
+    """The stages, each behind those it needs."""
+    shared = {stage.name: stage for stage in plan_reviews(settings.reviews, cache) if stage.name != "reward_model"}
+    corpus, policy = shared["corpus"], shared["policy"]
+
+    def half(which: int) -> Corpus:
+        """Every other review; all held-out ones."""
+        texts = read_corpus(corpus.folder(cache))
+        return replace(texts, train=texts.train[which::2])
+
+    def reward_model(kind: str, same_length: bool) -> Stage:
+        def train(folder: Path, wait: Wait) -> dict[str, Any]:
+            from examples.length_bias.reward_model import train_on_pairs
+
+            texts, pairs = half(0), settings.pairs
+            trained = make_pairs(
+                texts.train, pairs.num_pairs, pairs, settings.raters, same_length=same_length, seed=pairs.seed
+            )
+            # Of any length for both models: on equal lengths a bias could not be seen.
+            held_out = make_pairs(
+                texts.held_out, pairs.num_held_out, pairs, settings.raters, same_length=False, seed=pairs.seed + 1
+            )
+            figures = train_on_pairs(trained, held_out, policy.folder(cache), settings.preference, folder, wait)
+            return {f"{kind}_{figure}": value for figure, value in figures.items()}
+
+        settings_of = (settings.raters, settings.pairs, settings.preference)
+        return Stage(f"{kind}_reward_model", f"Reward model, {kind}", settings_of, (policy,), train)
+
+    def train_judge(folder: Path, wait: Wait) -> dict[str, Any]:
+        from examples.reviews.reward_model import train_reward_model
+
+        figures = train_reward_model(half(1), policy.folder(cache), settings.reviews.reward_model, folder, wait)
+        return {f"judge_{figure}": value for figure, value in figures.items()}
+
+    judge = Stage("judge_model", "Judge", (settings.reviews.reward_model,), (policy,), train_judge)
+    return [*shared.values(), reward_model("biased", False), judge, reward_model("controlled", True)]
+
+
+def prepare(out: Path, cache: Path, console: Console, settings: Settings | None = None) -> dict[str, Any]:
+    """Build what is missing, put it into `out`, and return all figures.
+
+    Raises:
+        DownloadError, CorpusError: with a message in one line that names the remedy.
+    """
+    return build(plan(settings or Settings(), cache), MODELS, out, cache, console)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line."""
+    return command("length_bias", DEFAULT_OUT, prepare, arguments, REVIEWS_OUT / "cache")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
