@@ -2,9 +2,10 @@
 
 The reviews example's sentences, tokenizer, policy and prompts (kept in its cache, and made once for both), and:
 
-    biased_reward_model      half of the reviews, as pairs of texts of any length, chosen by raters who like length
+    rating_model             half of the reviews and their human ratings: where both reward models start
+    biased_reward_model      the same half, as pairs of texts of any length, chosen by raters who like length
     controlled_reward_model  the same half as pairs of equal length, chosen by the same raters
-    judge_model              the other half of the reviews, their human ratings
+    judge_model              the other half of the reviews and their human ratings
 
 Nothing that the judge learned from was shown to a reward model, and no rater of length had a say in it.
 """
@@ -52,20 +53,23 @@ def plan(settings: Settings, cache: Path) -> list[Stage]:
             held_out = make_pairs(
                 texts.held_out, pairs.num_held_out, pairs, settings.raters, same_length=False, seed=pairs.seed + 1
             )
-            figures = train_on_pairs(trained, held_out, policy.folder(cache), settings.preference, folder, wait)
+            figures = train_on_pairs(trained, held_out, rating.folder(cache), settings.preference, folder, wait)
             return {f"{kind}_{figure}": value for figure, value in figures.items()}
 
         settings_of = (settings.raters, settings.pairs, settings.preference)
-        return Stage(f"{kind}_reward_model", f"Reward model, {kind}", settings_of, (policy,), train)
+        return Stage(f"{kind}_reward_model", f"Reward model, {kind}", settings_of, (rating,), train)
 
-    def train_judge(folder: Path, wait: Wait) -> dict[str, Any]:
-        from examples.reviews.reward_model import train_reward_model
+    def rated(kind: str, title: str, which: int) -> Stage:
+        def train(folder: Path, wait: Wait) -> dict[str, Any]:
+            from examples.reviews.reward_model import train_reward_model
 
-        figures = train_reward_model(half(1), policy.folder(cache), settings.reviews.reward_model, folder, wait)
-        return {f"judge_{figure}": value for figure, value in figures.items()}
+            figures = train_reward_model(half(which), policy.folder(cache), settings.reviews.reward_model, folder, wait)
+            return {f"{kind}_{figure}": value for figure, value in figures.items()}
 
-    judge = Stage("judge_model", "Judge", (settings.reviews.reward_model,), (policy,), train_judge)
-    return [*shared.values(), reward_model("biased", False), judge, reward_model("controlled", True)]
+        return Stage(f"{kind}_model", title, (settings.reviews.reward_model,), (policy,), train)
+
+    rating, judge = rated("rating", "Ratings", 0), rated("judge", "Judge", 1)
+    return [*shared.values(), rating, judge, reward_model("biased", False), reward_model("controlled", True)]
 
 
 def prepare(out: Path, cache: Path, console: Console, settings: Settings | None = None) -> dict[str, Any]:

@@ -1,6 +1,7 @@
-"""Reward models trained on what raters chose: the policy's trunk with one output, as in the reviews example."""
+"""Reward models that were trained on ratings, as in the reviews example, and learn what raters chose."""
 
 import random
+import shutil
 import statistics
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from examples.length_bias.pairs import Pair, Text
 from examples.length_bias.settings import PreferenceSettings
 from examples.reviews.progress import Wait
 from examples.reviews.reward_model import score_texts, scores_of
-from examples.reviews.tokenizer import PAD_ID, encode, save_reading_copy
+from examples.reviews.tokenizer import PAD_ID, encode
 from examples.reviews.training import Batch, Example, collate, train_epochs
 
 
@@ -43,12 +44,13 @@ def preference_loss(model: LlamaForSequenceClassification, batch: Batch) -> Tens
 
 
 def train_on_pairs(
-    pairs: list[Pair], held_out: list[Pair], policy_folder: Path, settings: PreferenceSettings, folder: Path, wait: Wait
+    pairs: list[Pair], held_out: list[Pair], start: Path, settings: PreferenceSettings, folder: Path, wait: Wait
 ) -> dict[str, float]:
     """Train, save in Hugging Face form into `folder`, and return the figures on pairs never trained on."""
-    save_reading_copy(policy_folder, folder)
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(start / file, folder)
     torch.manual_seed(settings.seed)
-    model = LlamaForSequenceClassification.from_pretrained(policy_folder, num_labels=1)
+    model = LlamaForSequenceClassification.from_pretrained(start)
     chosen, rejected = (
         [Example(ids) for ids in encode(folder, texts)]
         for texts in ([pair.chosen.text for pair in pairs], [pair.rejected.text for pair in pairs])

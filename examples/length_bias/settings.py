@@ -16,15 +16,15 @@ class RaterSettings:
     `word_weight` times its lead in words.
     """
 
-    rating_weight: float = 0.5
-    word_weight: float = 0.08
+    rating_weight: float = 0.8
+    word_weight: float = 0.06
 
 
 @dataclass(frozen=True)
 class PairSettings:
     """Pairs of texts that the raters compare: one to `max_parts` reviews after each other, cut off anywhere."""
 
-    num_pairs: int = 6_000
+    num_pairs: int = 3_000
     num_held_out: int = 1_000
     max_parts: int = 4
     min_words: int = 4
@@ -38,7 +38,7 @@ class PreferenceSettings:
 
     epochs: int = 1
     tokens_per_batch: int = 2048
-    peak_lr: float = 1e-3
+    peak_lr: float = 3e-4
     weight_decay: float = 0.1
     seed: int = 23
 
