@@ -71,12 +71,21 @@ def event_line(type: str, payload: Mapping[str, Any]) -> str | None:
     if type == "alert":
         remedy = payload.get("remedy") if payload.get("status") in ("raised", "escalated") else None
         return alert_line(payload) + (f". {remedy}" if remedy else "")
+    if type == "preflight":
+        return preflight_lines(payload)
     if type == "note":
         return f"{payload.get('level', 'info')}: {payload.get('message', '')}"
     if type == "state":
         reason = payload.get("reason_code")
         return f"{payload.get('from') or 'new'} → {payload.get('to')}" + (f" ({reason})" if reason else "")
     return None
+
+
+def preflight_lines(payload: Mapping[str, Any]) -> str:
+    """What the checks before the first iteration found, each that is not in order on a line of its own."""
+    bad = [each for each in payload.get("findings", []) if each.get("status") != "ok"]
+    lines = [f"  {each['status']}: {each['detail']}. {each['remedy']}".rstrip() for each in bad]
+    return "\n".join([f"checks before the first iteration: {len(bad) or 'nothing'} to look at", *lines])
 
 
 def alert_line(payload: Mapping[str, Any]) -> str:

@@ -20,6 +20,7 @@ from ppo_core.diagnostics.alerts import Payload, Watch
 from ppo_core.diagnostics.iteration_metrics import held_out_metrics, iteration_metrics, peak_memory_gib
 from ppo_core.diagnostics.kl_sign import negative_kl_warning
 from ppo_core.diagnostics.limit_meter import LimitMeter
+from ppo_core.diagnostics.preflight import Preflight
 from ppo_core.errors import DataError
 from ppo_core.evaluation.gate import GateState, Verdict
 from ppo_core.evaluation.held_out import HeldOut
@@ -104,6 +105,9 @@ class Trainer:
             PPOCoreError: a fault that ends the run as failed.
         """
         self.told_alerts = self._alerts_told_before()
+        outcome = self._preflight()
+        if outcome is not None:
+            return outcome
         owed = self._owed_evaluation()
         if owed is not None:
             return owed
@@ -127,6 +131,21 @@ class Trainer:
             for each in (self.held_out, self.models.reward, self.models.engine):
                 if each is not None:
                     stack.callback(each.close)
+
+    def _preflight(self) -> Outcome | None:
+        """The checks before the first iteration of a run, once."""
+        if self.state.iteration or not self.spec.preflight.enabled:
+            return None
+        if self.ranks.first(lambda: any(event.type == "preflight" for event in all_events(self.segment.journal))):
+            return None
+        self._announce("preflight", 0)
+        checks = Preflight(self.segment, self.spec, self.models, self.prompts, self.tokenizer, self.control.check)
+        try:
+            findings = checks.findings()
+        except Interrupted:
+            return self._asked_to_end()
+        self.journal.append("preflight", 0, {"findings": [finding.as_dict() for finding in findings]})
+        return None
 
     # One iteration, and what belongs to it
 

@@ -21,8 +21,8 @@ _STRICTEST: tuple[Changeable, ...] = ("rollback", "fork", "never")
 
 # What these say is looked at beside the training: whatever they are, the iterations come out the same.
 _BESIDE_THE_NUMBERS = (
-    "name", "checkpoints", "samples", "alerts", "evaluation", "gate", "resources.priority", "resources.max_hours",
-    "training.peer_timeout_s",
+    "name", "checkpoints", "samples", "alerts", "preflight", "evaluation", "gate", "resources.priority",
+    "resources.max_hours", "training.peer_timeout_s",
 )  # fmt: skip
 
 

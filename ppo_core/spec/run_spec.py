@@ -22,7 +22,7 @@ from ppo_core.spec.groups import (
 )
 from ppo_core.spec.scorers import MIN_ROWS_FOR_SLOPE, RewardConfig
 from ppo_core.spec.setting import Group, Misfits, setting
-from ppo_core.spec.watching import AlertsConfig
+from ppo_core.spec.watching import AlertsConfig, PreflightConfig
 
 
 class RunSpec(Group):
@@ -51,6 +51,7 @@ class RunSpec(Group):
     samples: SamplesConfig = setting(SamplesConfig(), "rollback", "Kept responses.")
     checkpoints: CheckpointsConfig = setting(CheckpointsConfig(), "rollback", "Checkpoints.")
     alerts: AlertsConfig = setting(AlertsConfig(), "rollback", "Alerts.")
+    preflight: PreflightConfig = setting(PreflightConfig(), "rollback", "Checks before the first iteration.")
     resources: ResourcesConfig = setting(ResourcesConfig(), "rollback", "GPUs, priority and time.")
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""The groups of a run spec that say how a run is watched: alert bands, and what alerts do."""
+"""The groups of a run spec that say how a run is watched: alert bands, what alerts do, the checks before it starts."""
 
 from __future__ import annotations
 
@@ -78,3 +78,17 @@ class AlertsConfig(Group):
         if misfits:
             raise Misfits(misfits)
         return bands
+
+
+class PreflightConfig(Group):
+    """What is tried before iteration 1 of a run, so that a fault shows before anything is spent."""
+
+    enabled: bool = setting(True, "rollback", "Whether the checks are made; docs/diagnosis.md lists them.")
+    audit_answers: int = setting(
+        200,
+        "rollback",
+        "Answers that the reward is audited on: score against length, against an answer's own beginning, and spread a "
+        "prompt; 0 switches the audit off.",
+        ge=0,
+        le=2000,
+    )

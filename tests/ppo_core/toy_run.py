@@ -47,6 +47,7 @@ def make_toy(folder: Path, num_prompts: int = 24) -> dict[str, Any]:
         "evaluation": {"every": 2, "prompts": 4},
         "samples": {"per_iteration": 2},
         "checkpoints": {"every": 2},
+        "preflight": {"enabled": False},
     }
 
 

@@ -31,7 +31,7 @@ Change = Callable[[Any], None]
 class Vowels:
     """Scores 2 for a response with a vowel in it: a policy gets it without becoming poorer."""
 
-    def score(self, prompts: Sequence[str], responses: Sequence[str]) -> list[object]:
+    def score(self, prompts: Sequence[str], responses: Sequence[str], check: object = None) -> list[object]:
         return [2.0 * any(letter in text for letter in LETTERS) for text in responses]
 
     def close(self) -> None:
@@ -41,14 +41,14 @@ class Vowels:
 class ShareOfVowels(Vowels):
     """Scores the share of vowels in a response: one vowel alone is worth most."""
 
-    def score(self, prompts: Sequence[str], responses: Sequence[str]) -> list[object]:
+    def score(self, prompts: Sequence[str], responses: Sequence[str], check: object = None) -> list[object]:
         return [4.0 * sum(map(text.count, LETTERS)) / max(1, len(text)) for text in responses]
 
 
 class Lengths(Vowels):
     """Scores a tenth a letter."""
 
-    def score(self, prompts: Sequence[str], responses: Sequence[str]) -> list[object]:
+    def score(self, prompts: Sequence[str], responses: Sequence[str], check: object = None) -> list[object]:
         return [0.1 * len(text) for text in responses]
 
 

@@ -185,6 +185,8 @@ SHOWN_BY = {
         "tests/ppo_core/diagnostics/test_alerts.py::test_a_warning_that_turns_red_escalates_the_same_alert"
     ),
     "alerts.on_story": "tests/ppo_core/diagnostics/test_alerts.py::test_what_the_spec_says_is_done",
+    "preflight.enabled": "tests/ppo_core/diagnostics/test_preflight.py::test_a_healthy_run_is_checked_once",
+    "preflight.audit_answers": "tests/ppo_core/diagnostics/test_preflight.py::test_the_audit_can_be_left_out",
     "name": "tests/ppo/test_train.py::test_the_default_run_directory_is_named_after_the_run",
     "resources.priority": "tests/store/test_queue.py::test_priority_goes_before_age",
 }
