@@ -8,9 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from ppo_core import registry
 from ppo_core.checkpoints import TrainerState
 from ppo_core.data.prompts import PromptBatch
 from ppo_core.diagnostics.iteration_metrics import held_out_metrics, iteration_metrics, peak_memory_gib
+from ppo_core.evaluation.gate import GateState, judge_verdict
 from ppo_core.evaluation.held_out import Answers
 from ppo_core.iteration import IterationReport, Progress
 from ppo_core.kl_controller import KLUpdate
@@ -227,6 +229,24 @@ def test_no_metric_is_without_a_known_answer(metrics: dict[str, float | None]) -
     assert 0.01 < peak_memory_gib() < 100
 
 
+HELD_OUT_KNOWN = {
+    "heldout/score_mean": 2.0,
+    "heldout/score_std": 1.0,
+    "heldout/length_mean": 7 / 3,
+    "heldout/eos_rate": 2 / 3,
+    "heldout/distinct_2": 3 / 4,  # 56 62 56 65
+    "judge/score_mean": 0.1,
+}
+# Of four answers two are better than the last gate's, one is as good, one is worse: 2.5 of 4. With z² = 3.841459 the
+# interval is (0.625 + 0.480182 ± sqrt(0.625 · 0.375 · 0.960365 + 0.230575)) / 1.960365. Against the start 3.5 of 4.
+GATE_KNOWN = {
+    "judge/win_rate": 0.625,
+    "judge/win_rate_low": 0.219424,
+    "judge/win_rate_high": 0.908103,
+    "judge/win_rate_vs_start": 0.875,
+}
+
+
 def test_held_out_metrics_have_known_answers() -> None:
     answers = Answers(
         prompts=["a", "a", "a"],
@@ -237,13 +257,17 @@ def test_held_out_metrics_have_known_answers() -> None:
         judge_scores=[0.5, -0.5, 0.3],
         policy_version=4,
     )
-    assert held_out_metrics(answers) == pytest.approx(
-        {
-            "heldout/score_mean": 2.0,
-            "heldout/score_std": 1.0,
-            "heldout/length_mean": 7 / 3,
-            "heldout/eos_rate": 2 / 3,
-            "heldout/distinct_2": 3 / 4,  # 56 62 56 65
-            "judge/score_mean": 0.1,
-        }
+    assert held_out_metrics(answers) == pytest.approx(HELD_OUT_KNOWN)
+
+
+def test_gate_metrics_have_known_answers() -> None:
+    state = GateState(
+        start_judged=[0.0, 0.0, 0.0, 0.0], last_judged=[1.0, 1.0, 2.0, 3.0], last_scores=[0.0] * 4, num_suspect=0
     )
+    verdict = judge_verdict(state, [1.0] * 4, [2.0, 2.0, 2.0, 0.0])
+    assert verdict.metrics() == pytest.approx(GATE_KNOWN, abs=1e-5)
+
+
+@pytest.mark.parametrize("name", registry.METRICS)
+def test_every_metric_of_the_registry_has_a_known_answer(name: str) -> None:
+    assert name in {registry.metric(known).name for known in (*KNOWN, *HELD_OUT_KNOWN, *GATE_KNOWN)}
