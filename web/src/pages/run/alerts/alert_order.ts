@@ -20,7 +20,7 @@ export interface Cluster {
   alerts: Alert[];
 }
 
-/** Alerts along the run, those that lie too close to be pressed apart together. */
+/** Alerts along the run, those that lie too close to be pressed apart together: open ones first, the worst of them. */
 export function clusters(alerts: Alert[], total: number): Cluster[] {
   const found: Cluster[] = [];
   for (const alert of [...alerts].sort((a, b) => a.iteration - b.iteration)) {
@@ -32,7 +32,11 @@ export function clusters(alerts: Alert[], total: number): Cluster[] {
       found.push({ iteration: alert.iteration, critical: alert.severity === "critical", alerts: [alert] });
     }
   }
-  return found;
+  const isOpen = (alert: Alert): boolean => alert.status === "open";
+  return found.map((cluster) => ({
+    ...cluster,
+    alerts: [...worstFirst(cluster.alerts.filter(isOpen)), ...cluster.alerts.filter((alert) => !isOpen(alert))],
+  }));
 }
 
 export function standing(alert: Alert): string {
