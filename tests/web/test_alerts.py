@@ -87,6 +87,20 @@ def test_a_story_is_seen_understood_and_gone_back_from(alarmed: Platform, visit:
 
     card.get_by_role("button", name="Acknowledge").click()
     expect(card).to_contain_text("acknowledged by")
+    other.get_by_label("Snooze").select_option(label="1 hour")
+    expect(line).to_contain_text("1 snoozed")
+
+    card.get_by_role("button", name="Roll back to iteration 5…").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog.get_by_label("Reason")).to_have_value("It answers longer for a higher score.")
+    expect(dialog.locator("[data-change='kl.coef']").get_by_role("cell").nth(2)).to_have_text("0.1")
+    dialog.get_by_role("button", name="Roll back", exact=True).click()
+    expect(dialog.locator("[data-command=rollback]")).to_have_attribute("data-status", "done", timeout=60_000)
+    dialog.get_by_role("button", name="Close").click()
+    alarmed.wait_for(run, "succeeded")
+    statuses = {(one["segment"], one["status"]) for one in alarmed.get(f"/v1/runs/{run}/alerts")["items"]}
+    assert (1, "left") in statuses
+    assert (2, "open") in statuses
 
 
 def test_a_webhook_is_made_tried_and_shown_to_have_arrived(alarmed: Platform, visit: Visit, receiver: Receiver) -> None:
