@@ -146,11 +146,14 @@ def _moves(session: Session, run: Run, expected: Expected) -> Iterator[str]:
 
 def _checkpoints(platform: Platform, session: Session, run: Run) -> Iterator[str]:
     """What is listed is whole, and was told of by the attempt that held the lease at that time."""
-    claims = session.scalars(
-        select(RunEvent.time)
-        .where(RunEvent.run_id == run.id, RunEvent.type == "state", RunEvent.payload["to"].astext == "starting")
+    events = session.execute(
+        select(RunEvent.seq, RunEvent.type, RunEvent.payload)
+        .where(RunEvent.run_id == run.id, RunEvent.type.in_(["state", "checkpoint"]))
         .order_by(RunEvent.seq)
     ).all()
+    # By their place in the history: a time there is that of its transaction's beginning.
+    claims = [seq for seq, kind, payload in events if kind == "state" and payload["to"] == "starting"]
+    told = {payload["id"]: seq for seq, kind, payload in events if kind == "checkpoint"}
     rows = session.scalars(select(Checkpoint).where(Checkpoint.run_id == run.id, Checkpoint.status == "good")).all()
     for row in rows:
         folder = platform.data / "runs" / run.id / row.path
@@ -162,7 +165,7 @@ def _checkpoints(platform: Platform, session: Session, run: Run) -> Iterator[str
         else:
             if digest != row.manifest_sha256:
                 yield f"checkpoint {row.path} has another manifest than the one recorded"
-        if len(claims) > row.lease_token and row.created_at > claims[row.lease_token]:
+        if len(claims) > row.lease_token and told.get(row.id, 0) > claims[row.lease_token]:
             yield f"checkpoint {row.path} of lease {row.lease_token} was recorded after the next claim"
     if run.state == "succeeded" and run.num_iterations not in {row.iteration for row in rows}:
         yield "succeeded without a checkpoint of its last iteration"
