@@ -29,7 +29,7 @@ def by_text(text):
     if word == "print":
         print("loud", flush=True)
     if word == "slow":
-        time.sleep(0.4)
+        time.sleep(1.5)
     return {"nan": float("nan"), "none": None, "inf": float("inf"), "text": "good", "true": True, "big": 10**400}.get(
         word, float(len(text))
     )

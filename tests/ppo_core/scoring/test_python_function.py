@@ -72,7 +72,8 @@ def test_hang_raise_and_death_cost_their_own_scores_step_after_step(tmp_path: Pa
 
 
 def test_slow_calls_run_beside_each_other() -> None:
-    function = made("by_text", timeout_s=3.0)
+    """One after the other they take 18 s; a second process halves that, once it has started."""
+    function = made("by_text", timeout_s=15.0)
     assert function.score(["film"] * 12, [" slow"] * 12) == [9.0] * 12
     assert function.num_processes == 1
     function.close()
