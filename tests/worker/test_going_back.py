@@ -51,6 +51,11 @@ def _flip(platform: Platform, target: str) -> Path:
     return file
 
 
+def _said(platform: Platform, run_id: str) -> list[str]:
+    """What this run's trainers did, in their own witness."""
+    return [what for *_, what in platform.witnessed(run_id)]
+
+
 def _submit(platform: Platform, iterations: int = 10_000, **knobs: Any) -> str:
     """A run whose checkpoints all stay."""
     spec = {"iterations": iterations, "scripted": knobs, "checkpoints": {"keep_last": -1}}
@@ -239,6 +244,33 @@ def test_a_supervisor_killed_between_command_and_outcome(worker: Platform) -> No
     run = worker.wait_state(run_id, *TERMINAL)
     assert (run.state, run.iteration) == ("succeeded", 12)
     assert worker.stored_metrics(run_id) == worker.journal_metrics(run_id)
+
+
+def test_back_of_a_run_that_saves_and_of_one_that_loads(worker: Platform) -> None:
+    """A save under way is finished and stays in the history; a trainer that still loads is ended."""
+    saving = _submit(worker, 10_000, iteration_s=0.05, hold=["saving", 15])
+    wait_until(lambda: "held-saving" in _said(worker, saving), 60)
+    worker.wait(saving, lambda run: run.iteration >= 14)
+    asked = go_back(worker, saving, checkpoint(worker, saving, 10), iterations=12, scripted={})
+    worker.wait_state(saving, "stopping")
+    worker.release(saving)
+    assert _done(worker, asked).status == "done"
+    assert worker.wait_state(saving, *TERMINAL).state == "succeeded"
+    assert checkpoint(worker, saving, 15), "what was half written is whole"
+    assert segments(worker, saving) == [(1, "start", 0), (2, "rollback", 10)]
+
+    loading = _submit(worker, 12, iteration_s=0.05)
+    assert worker.wait_state(loading, *TERMINAL).state == "succeeded"
+    first = go_back(worker, loading, checkpoint(worker, loading, 5), scripted={"loading_s": 60})
+    assert _done(worker, first).status == "done"
+    worker.wait_state(loading, "starting")
+    wait_until(lambda: _said(worker, loading).count("start") == 2, 60)
+    second = go_back(worker, loading, checkpoint(worker, loading, 10), scripted={})
+    assert _done(worker, second).status == "done"
+    run = worker.wait_state(loading, *TERMINAL)
+    assert (run.state, run.iteration) == ("succeeded", 12)
+    assert segments(worker, loading) == [(1, "start", 0), (2, "rollback", 5), (3, "rollback", 10)]
+    assert newest_score(worker, loading) == (3, 12)
 
 
 def test_a_worker_killed_before_anybody_looked_at_the_command(platform: Platform) -> None:
