@@ -8,6 +8,7 @@ long ever runs inside Celery. With the broker away the thread below goes on look
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import threading
 from typing import Any
@@ -55,6 +56,19 @@ app = Celery("ppo")
 app.add_defaults(_configuration)
 
 
+def _look_or_leave(looker: Looker) -> None:
+    """A worker that no longer looks would seem alive and take nothing: it leaves, and whoever keeps it starts it again.
+
+    At once, since its supervisors are detached and go on.
+    """
+    try:
+        looker.run()
+    except BaseException:
+        log.exception("fault of the worker")
+        logging.shutdown()
+        os._exit(70)
+
+
 class Looking(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no types
     """The thread that looks at the queue. It starts before the broker is reached, and works without it."""
 
@@ -73,7 +87,7 @@ class Looking(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no t
             print(error, file=sys.stderr)
             raise SystemExit(1) from error
         Looking.looker = looker
-        self._thread = threading.Thread(target=looker.run, name="look")
+        self._thread = threading.Thread(target=_look_or_leave, args=(looker,), name="look")
         self._thread.start()
 
     def stop(self, parent: Any) -> None:

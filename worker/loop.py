@@ -121,7 +121,12 @@ class Looker:
                 claimed = claim(session, self.settings.worker_id, lease_s, self.settings.reserve_after_s)
             if claimed is None:
                 break
-            self._start_supervisor(claimed)
+            try:
+                self._start_supervisor(claimed)
+            except OSError as error:
+                # Its lease runs out, and it is taken back. No other run is claimed now, which would fare alike.
+                log.error("the supervisor of %s cannot be started: %s", claimed.run_id, error)
+                break
             started += 1
         return started
 
