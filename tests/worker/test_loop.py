@@ -20,10 +20,10 @@ def test_a_supervisor_that_cannot_be_started_costs_one_run_an_attempt_and_the_wo
     looker = Looker(settings)
     looker.register()
     run_ids = [new_id("r") for _ in range(2)]
-    with looker.sessions.begin() as session:
-        for run_id in run_ids:
+    for run_id in run_ids:  # a transaction each: runs of one and the same instant are claimed in no order of ours
+        with looker.sessions.begin() as session:
             create_run(session, run_id=run_id, name="n", spec={}, num_iterations=5, priority=0, gpus=0, created_by=None)
-            settings.run_dir(run_id).write_text("no folder can be made here")
+        settings.run_dir(run_id).write_text("no folder can be made here")
     for claimed in (1, 2):  # one a look: what keeps the first from starting would keep all others, too
         assert looker.look() == 0
         with looker.sessions() as session:
