@@ -25,8 +25,13 @@ def no_checkpoint(run_id: str, name: str) -> ProblemError:
 
 
 @contextlib.contextmanager
-def reading(checkpoint_id: str) -> Iterator[None]:
-    """Answer 503 where the disk is away or gives errors: that says nothing about the checkpoint."""
+def reading(database: Session, checkpoint_id: str) -> Iterator[None]:
+    """Read a checkpoint's files: 503 where the disk is away or gives errors, which says nothing about the checkpoint.
+
+    No transaction waits for a disk: the present one ends, and rows that were read belong to no session any more.
+    """
+    database.expunge_all()  # Else the first look at a row would begin another transaction.
+    database.rollback()
     try:
         yield
     except OSError as error:

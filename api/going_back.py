@@ -67,7 +67,7 @@ def plan(
     fork: bool,
     name: str | None = None,
 ) -> Plan:
-    """Look at the checkpoint, and check the spec as a submitted one is. No transaction is left open.
+    """Look at the checkpoint, and check the spec as a submitted one is; no transaction is open while files are read.
 
     Raises:
         ProblemError: no such run or checkpoint, or one that is not whole.
@@ -81,11 +81,10 @@ def plan(
     now = _whole(run_read.active_spec(database, run))
     behind = None if fork else lineage.left_behind(database, run, target)
     sent = checkpoint_message(target, reasons_to_stay(database, run).get(target.id, ()))
-    run_name = run.name
     database.expunge_all()
-    database.rollback()  # Reading files may take a while; no transaction waits for it.
+    database.rollback()  # The spec names files, too.
     spec = _checked(at_checkpoint, changes, settings, target.iteration, fork=fork, name=name)
-    return Plan(run_name, target, sent, at_checkpoint, now, spec, behind)
+    return Plan(run.name, target, sent, at_checkpoint, now, spec, behind)
 
 
 def fork_preview(plan: Plan) -> ForkPreview:
@@ -120,7 +119,7 @@ def _target(database: Session, data_dir: Path, run_id: str, checkpoint_id: str) 
     except TargetUnusable as error:
         raise ProblemError(409, error.code, str(error)) from error
     try:
-        with reading(checkpoint_id):
+        with reading(database, checkpoint_id):
             look_at_checkpoint(data_dir / "runs" / run_id, target.path, target.manifest_sha256)
     except CheckpointError as error:
         record_verification(database, run_id, target.id, str(error))

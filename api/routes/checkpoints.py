@@ -167,13 +167,12 @@ def verify_checkpoint(
     row = _row(database, run_id, checkpoint_id)
     if row.status == "removed":
         raise _gone(row)
-    database.rollback()  # No transaction waits for a disk.
     if not _COMPARING.acquire(blocking=False):
         detail = f"{MOST_COMPARED} checkpoints are being compared already; try again when one is through."
         raise ProblemError(503, "busy", detail, headers={"Retry-After": str(RETRY_AFTER_S)})
     begun, fault, files, size = time.monotonic(), None, 0, 0
     try:
-        with reading(checkpoint_id):
+        with reading(database, checkpoint_id):
             files, size = check_stored(settings.data_dir / "runs" / run_id, row.path, row.manifest_sha256)
     except CheckpointError as error:
         fault = str(error)
@@ -221,7 +220,7 @@ def download_checkpoint(
     name = f"{run_id}-segment-{row.segment}-iteration-{row.iteration}{'-policy' if part == 'policy' else ''}"
     run_dir = settings.data_dir / "runs" / run_id
     try:
-        with reading(checkpoint_id):
+        with reading(database, checkpoint_id):
             archive = open_archive(run_dir, row.path, row.manifest_sha256, part, name)
     except CheckpointError as error:
         raise ProblemError(409, "checkpoint_damaged", f"{row.id} cannot be sent: {error}. Verify it.") from error

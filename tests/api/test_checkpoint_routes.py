@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import select, update
+from sqlalchemy import select, text, update
 from sqlalchemy.orm import Session, sessionmaker
 from starlette.testclient import TestClient
 
+from api import going_back
 from api.routes import checkpoints as routes
 from api.settings import ApiSettings
+from ppo_core.errors import CheckpointError
 from store.events import append_event
 from store.metrics_write import IterationMetrics, write_metrics
 from store.models import AuditEntry, Checkpoint, Command, Run, RunEvent, Segment
@@ -52,6 +54,13 @@ def delete(client: TestClient, run: SavedRun, iteration: int) -> Any:
 
 def change(client: TestClient, run: SavedRun, iteration: int, **fields: object) -> Any:
     return client.patch(address(run, iteration), json=fields, headers={"If-Match": etag(client, run, iteration)})
+
+
+def open_transactions(sessions: sessionmaker[Session]) -> int:
+    """How many sessions of the database stand still in a transaction."""
+    idle = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND state = 'idle in transaction'"
+    with sessions() as session:
+        return int(session.scalar(text(idle)) or 0)
 
 
 def events(run: SavedRun) -> list[RunEvent]:
@@ -347,6 +356,29 @@ def test_comparing_many_at_once_leaves_threads_for_everybody_else(
         assert [answer.result().status_code for answer in running] == [200] * routes.MOST_COMPARED
     assert (busy.status_code, busy.json()["code"], busy.headers["Retry-After"]) == (503, "busy", "30")
     assert operator.post(address(saved, 30, "/verify")).status_code == 200
+
+
+def test_no_transaction_is_open_while_files_are_read(
+    operator: TestClient, saved: SavedRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The database ends a session that stands still in one for a minute; comparing may take longer."""
+    seen: list[int] = []
+
+    def look(*_: object) -> None:
+        seen.append(open_transactions(saved.sessions))
+        raise CheckpointError("looked at")
+
+    monkeypatch.setattr(routes, "check_stored", look)
+    monkeypatch.setattr(routes, "open_archive", look)
+    monkeypatch.setattr(going_back, "look_at_checkpoint", look)
+    back = {"checkpoint": f"k-{saved.run_id}-1-40"}
+    answers = [
+        operator.post(address(saved, 20, "/verify")),
+        operator.get(address(saved, 30, "/download")),
+        operator.post(f"/v1/runs/{saved.run_id}/rollback?dry_run=true", json=back),
+    ]
+    assert ["looked at" in answer.text for answer in answers] == [True] * 3
+    assert seen == [0, 0, 0]
 
 
 @pytest.mark.parametrize("path", ["../../secret", "/etc", "segment-0001/checkpoints/../../..", "", "\x01"])
