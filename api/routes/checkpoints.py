@@ -87,8 +87,9 @@ def preview_gc(
         keep_every=rules.keep_every if keep_every is None else keep_every or None,
         keep_best=rules.keep_best if keep_best is None else keep_best,
     )
-    sizes = {row.id: row.bytes for row in run_read.list_checkpoints(database, run_id)}
     decided = retention.decide(database, run_id, rules, newest_is_verified=True)
+    # Read afterwards: a checkpoint that comes in between is here and not there.
+    sizes = {row.id: row.bytes for row in run_read.list_checkpoints(database, run_id)}
     return GcPreview(
         items=[
             GcItem(

@@ -18,6 +18,7 @@ from api import going_back
 from api.routes import checkpoints as routes
 from api.settings import ApiSettings
 from ppo_core.errors import CheckpointError
+from store import retention
 from store.events import append_event
 from store.metrics_write import IterationMetrics, write_metrics
 from store.models import AuditEntry, Checkpoint, Command, Run, RunEvent, Segment
@@ -124,6 +125,20 @@ def test_a_preview_says_what_would_go_under_the_runs_rules_and_under_others(
     assert bad.status_code == 422
     assert "keep_last is 0" in bad.json()["detail"]
     assert viewer.get("/v1/runs/r-none/checkpoints:gc-preview").status_code == 404
+
+
+def test_a_checkpoint_may_come_while_a_preview_is_made(
+    viewer: TestClient, saved: SavedRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def decide(*arguments: Any, **options: Any) -> Any:
+        saved.save(50)
+        return decide_as_ever(*arguments, **options)
+
+    decide_as_ever = retention.decide
+    monkeypatch.setattr(retention, "decide", decide)
+    answer = viewer.get(f"/v1/runs/{saved.run_id}/checkpoints:gc-preview")
+    assert answer.status_code == 200
+    assert [item["iteration"] for item in answer.json()["items"]] == [50, 40, 30, 20, 10]
 
 
 def test_gates_starts_and_open_roll_backs_keep_theirs(
