@@ -279,9 +279,18 @@ def told_fields(alert: Alert) -> dict[str, Any]:
 # Reading
 
 
-def find_alert(session: Session, alert_id: str, *, lock: bool = False) -> Alert | None:
+def find_alert(session: Session, alert_id: str) -> Alert | None:
     """One alert by its id."""
-    return session.get(Alert, alert_id, with_for_update=lock or None, populate_existing=lock)
+    return session.get(Alert, alert_id)
+
+
+def locked_alert(session: Session, alert_id: str) -> Alert | None:
+    """One alert by its id as it is now, its run and it locked until the commit."""
+    run_id = session.scalar(select(Alert.run_id).where(Alert.id == alert_id))
+    # The run first, as whoever brings news of its trainer has it: else each could wait for the other.
+    if run_id is None or session.get(Run, run_id, with_for_update=True, populate_existing=True) is None:
+        return None
+    return session.get(Alert, alert_id, with_for_update=True, populate_existing=True)
 
 
 def list_alerts(

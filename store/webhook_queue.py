@@ -41,9 +41,11 @@ class Claimed:
 
 def announce(session: Session, event: str, data: Mapping[str, Any]) -> None:
     """Tell every webhook that wants this kind of event, once the caller's transaction commits."""
-    wanting = session.scalars(select(Webhook).where(Webhook.enabled.is_(True), Webhook.events.contains([event]))).all()
-    if wanting:
-        queue_message(session, event, data, [webhook.id for webhook in wanting])
+    wanting = select(Webhook.id).where(Webhook.enabled.is_(True), Webhook.events.contains([event]))
+    # Held until then, so that one which is deleted at this moment fails nothing of what is told.
+    found = session.scalars(wanting.order_by(Webhook.id).with_for_update(read=True, key_share=True)).all()
+    if found:
+        queue_message(session, event, data, found)
 
 
 def queue_message(session: Session, event: str, data: Mapping[str, Any], webhook_ids: Collection[str]) -> str:

@@ -56,8 +56,8 @@ def create_webhook(session: Session, *, name: str, url: str, events: Sequence[st
     return webhook
 
 
-def find_webhook(session: Session, webhook_id: str) -> Webhook | None:
-    """One webhook, locked until the commit."""
+def locked_webhook(session: Session, webhook_id: str) -> Webhook | None:
+    """One webhook as it is now, locked until the commit."""
     return session.get(Webhook, webhook_id, with_for_update=True, populate_existing=True)
 
 
@@ -92,9 +92,11 @@ def delete_webhook(session: Session, webhook: Webhook) -> None:
     session.flush()
 
 
-def send_test(session: Session, webhook: Webhook) -> str:
-    """Queue a message that says nothing but that it works; returns the event's id."""
-    return queue_message(session, TEST_EVENT, {"webhook": {"id": webhook.id, "name": webhook.name}}, [webhook.id])
+def send_test(session: Session, webhook: Webhook) -> tuple[WebhookDelivery, WebhookEvent]:
+    """Queue a message that says nothing but that it works."""
+    about = {"webhook": {"id": webhook.id, "name": webhook.name}}
+    event = session.get_one(WebhookEvent, queue_message(session, TEST_EVENT, about, [webhook.id]))
+    return session.scalars(select(WebhookDelivery).where(WebhookDelivery.event_id == event.id)).one(), event
 
 
 def standings(session: Session, webhook_ids: Sequence[str] | None = None) -> list[WebhookStanding]:

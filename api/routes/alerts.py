@@ -73,14 +73,14 @@ def list_run_alerts(
 @router.get("/alerts/{alert_id}", openapi_extra=least("viewer"))
 def read_alert(alert_id: str, database: Database) -> AlertDetail:
     """One alert, with its metrics around the moment."""
-    row = _row(database, alert_id)
+    row = _found(alerts.find_alert(database, alert_id), alert_id)
     return AlertDetail(**_messages(database, [row])[0].model_dump(), snapshot=row.snapshot)
 
 
 @router.post("/alerts/{alert_id}/ack", openapi_extra=least("operator"))
 def acknowledge_alert(alert_id: str, database: Database, who: Who) -> Alert:
     """Say that somebody has seen it. The first who does is kept; again changes nothing."""
-    row = _row(database, alert_id, lock=True)
+    row = _found(alerts.locked_alert(database, alert_id), alert_id)
     if row.acknowledged_at is None:
         alerts.acknowledge(database, row, who.name)
         audit.record(database, who.name, "alert.ack", row.id, run=row.run_id, rule=row.rule)
@@ -91,7 +91,7 @@ def acknowledge_alert(alert_id: str, database: Database, who: Who) -> Alert:
 @router.post("/alerts/{alert_id}/snooze", openapi_extra=least("operator"))
 def snooze_alert(alert_id: str, body: SnoozeBody, database: Database, who: Who) -> Alert:
     """Hear nothing of it for a while: no webhook is told, and pages show it folded. 0 seconds ends that."""
-    row = _row(database, alert_id, lock=True)
+    row = _found(alerts.locked_alert(database, alert_id), alert_id)
     alerts.snooze(database, row, _until(body), who.name)
     until = row.snoozed_until.isoformat() if row.snoozed_until else None
     audit.record(database, who.name, "alert.snooze", row.id, run=row.run_id, rule=row.rule, until=until)
@@ -155,8 +155,7 @@ def _page(
     )
 
 
-def _row(database: Database, alert_id: str, *, lock: bool = False) -> AlertRow:
-    row = alerts.find_alert(database, alert_id, lock=lock)
+def _found(row: AlertRow | None, alert_id: str) -> AlertRow:
     if row is None:
         raise not_found("alert", alert_id)
     return row

@@ -47,14 +47,13 @@ def create_webhook(
 @router.get("/{webhook_id}", openapi_extra=least("admin"))
 def read_webhook(webhook_id: str, database: Database) -> Webhook:
     """One webhook."""
-    _row(database, webhook_id)
     return _one(database, webhook_id)
 
 
 @router.patch("/{webhook_id}", openapi_extra=least("admin"))
 def update_webhook(webhook_id: str, body: WebhookChange, database: Database, settings: Settings, who: Who) -> Webhook:
     """Change a webhook, or switch it off or on."""
-    row = _row(database, webhook_id)
+    row = _locked(database, webhook_id)
     if body.url is not None:
         _check_url(body.url, settings)
     asked = body.model_dump(exclude_none=True)
@@ -70,7 +69,7 @@ def update_webhook(webhook_id: str, body: WebhookChange, database: Database, set
 @router.delete("/{webhook_id}", status_code=204, openapi_extra=least("admin"))
 def delete_webhook(webhook_id: str, database: Database, who: Who) -> None:
     """Remove a webhook; what waits for it is not sent."""
-    row = _row(database, webhook_id)
+    row = _locked(database, webhook_id)
     audit.record(database, who.name, "webhook.delete", row.id, host=_host(row.url))
     webhooks.delete_webhook(database, row)
     database.commit()
@@ -79,12 +78,12 @@ def delete_webhook(webhook_id: str, database: Database, who: Who) -> None:
 @router.post("/{webhook_id}/test", status_code=202, openapi_extra=least("admin"))
 def send_test_message(webhook_id: str, database: Database, who: Who) -> Delivery:
     """Send it a message of the type `webhook.test`. 409 while it is switched off."""
-    row = _row(database, webhook_id)
+    row = _locked(database, webhook_id)
     if not row.enabled:
         raise ProblemError(409, "webhook_disabled", f"{row.name} is switched off: switch it on first.")
-    event_id = webhooks.send_test(database, row)
-    audit.record(database, who.name, "webhook.test", row.id, event=event_id)
-    message = _delivery(*webhooks.list_deliveries(database, row.id, limit=1)[0])
+    delivery, event = webhooks.send_test(database, row)
+    audit.record(database, who.name, "webhook.test", row.id, event=event.id)
+    message = _delivery(delivery, event)
     database.commit()
     return message
 
@@ -97,7 +96,7 @@ def list_deliveries(
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
 ) -> Page[Delivery]:
     """Its messages of the last 30 days, the newest first."""
-    _row(database, webhook_id)
+    _one(database, webhook_id)
     before = cursors.decode_time_and_id(cursor) if cursor else None
     found = webhooks.list_deliveries(database, webhook_id, before=before, limit=limit + 1)
     more, found = len(found) > limit, found[:limit]
@@ -111,7 +110,7 @@ def list_deliveries(
 @router.post("/{webhook_id}/deliveries/{delivery_id}/redeliver", status_code=202, openapi_extra=least("admin"))
 def redeliver(webhook_id: str, delivery_id: str, database: Database, who: Who) -> Delivery:
     """Send a message once more, under its old id and with a whole budget of attempts."""
-    row = _row(database, webhook_id)
+    row = _locked(database, webhook_id)
     found = webhooks.find_delivery(database, webhook_id, delivery_id)
     if found is None:
         raise not_found("delivery", delivery_id)
@@ -135,15 +134,18 @@ def _host(url: str) -> str:
     return parse_target(url).endpoint.authority
 
 
-def _row(database: Database, webhook_id: str) -> WebhookRow:
-    row = webhooks.find_webhook(database, webhook_id)
+def _locked(database: Database, webhook_id: str) -> WebhookRow:
+    row = webhooks.locked_webhook(database, webhook_id)
     if row is None:
         raise not_found("webhook", webhook_id)
     return row
 
 
 def _one(database: Database, webhook_id: str) -> Webhook:
-    return _message(webhooks.standings(database, [webhook_id])[0])
+    found = webhooks.standings(database, [webhook_id])
+    if not found:
+        raise not_found("webhook", webhook_id)
+    return _message(found[0])
 
 
 def _message(standing: WebhookStanding) -> Webhook:
