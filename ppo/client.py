@@ -11,7 +11,6 @@ carries the service's own words. It knows REST only: no database, no files of a 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -19,6 +18,7 @@ from typing import Any, Literal, Self, cast
 from urllib.parse import quote
 from uuid import uuid4
 
+from ppo import client_waiting
 from ppo.access import find_access
 from ppo.client_alerts import Alerts, Webhooks
 from ppo.client_errors import (
@@ -30,9 +30,9 @@ from ppo.client_errors import (
     UnreachableError,
     WaitTimeoutError,
 )
-from ppo.connection import COMES_AND_GOES, PAGE, TIMEOUT_S, Connection
+from ppo.client_waiting import PATIENCE_S, has_ended
+from ppo.connection import PAGE, TIMEOUT_S, Connection
 from ppo.wire import (
-    TERMINAL,
     Axis,
     Checkpoint,
     Command,
@@ -73,14 +73,7 @@ __all__ = [
 ]
 
 VERIFY_TIMEOUT_S = 3600.0  # A large checkpoint is read whole.
-LONGEST_POLL_S = 25.0
 _DRY = {"dry_run": "true"}
-PATIENCE_S = 120.0  # How long `follow` and `wait` sit out a service that cannot be reached.
-
-
-def has_ended(run: Run) -> bool:
-    """Whether only a user's retry or roll back could make it go on."""
-    return run["state"] in TERMINAL
 
 
 class Client:
@@ -160,21 +153,13 @@ class Client:
         return cast(Command, self._connection.get(f"/v1/runs/{_part(run_id)}/commands/{_part(command_id)}"))
 
     def wait_command(self, run_id: str, command_id: str, *, timeout_s: float | None = None) -> Command:
-        """A command once it has its outcome.
+        """A command once it has its outcome; a service that restarts meanwhile is waited for.
 
         Raises:
             WaitTimeoutError: it had none after `timeout_s`.
+            UnreachableError: the platform did not answer for a long time.
         """
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        while True:
-            seen = self.run(run_id)["event_seq"]  # read first, so that what happens meanwhile ends the wait below
-            command = self.command(run_id, command_id)
-            if command["finished_at"] is not None:
-                return command
-            left = LONGEST_POLL_S if deadline is None else deadline - time.monotonic()
-            if left <= 0:
-                raise WaitTimeoutError(f"{command['kind']} {command_id} is {command['status']} after {timeout_s:g} s")
-            self.events(run_id, after=seen, wait_s=min(left, LONGEST_POLL_S), limit=1)
+        return client_waiting.wait_command(self, run_id, command_id, timeout_s)
 
     # Going back, and on
 
@@ -396,57 +381,18 @@ class Client:
         Raises:
             UnreachableError: the platform did not answer for `patience_s`.
         """
-        given_up_at: float | None = None
-        while True:
-            try:
-                page = self.events(run_id, after=after, wait_s=LONGEST_POLL_S)
-                if not page["items"] and self._has_ended(run_id, after):
-                    return
-            except (UnreachableError, RequestError) as error:
-                if isinstance(error, RequestError) and error.status not in COMES_AND_GOES:
-                    raise
-                given_up_at = given_up_at or time.monotonic() + patience_s
-                if time.monotonic() >= given_up_at:
-                    raise
-                time.sleep(min(1.0, patience_s))
-                continue
-            given_up_at = None
-            for event in page["items"]:
-                after = event["seq"]
-                yield event
-            if page["items"] and _ends(page["items"][-1]) and self._has_ended(run_id, after):
-                return
+        return client_waiting.follow(self, run_id, after, patience_s)
 
     def wait(
         self, run_id: str, *, timeout_s: float | None = None, until: Callable[[RunDetail], bool] = has_ended
     ) -> RunDetail:
-        """The run once it has ended, or once `until` it.
+        """The run once it has ended, or once `until` it; a service that restarts meanwhile is waited for.
 
         Raises:
             WaitTimeoutError: it had not after `timeout_s`; it goes on.
             UnreachableError: the platform did not answer for a long time.
         """
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        unreachable_since: float | None = None
-        while True:
-            try:
-                run = self.run(run_id)
-                if until(run):
-                    return run
-                left = LONGEST_POLL_S if deadline is None else deadline - time.monotonic()
-                if left <= 0:
-                    raise WaitTimeoutError(f"run {run_id} is {run['state']} after {timeout_s:g} s; it goes on")
-                self.events(run_id, after=run["event_seq"], wait_s=min(left, LONGEST_POLL_S), limit=1)
-                unreachable_since = None
-            except UnreachableError:
-                unreachable_since = unreachable_since or time.monotonic()
-                if time.monotonic() - unreachable_since > PATIENCE_S or (deadline and time.monotonic() > deadline):
-                    raise
-                time.sleep(1.0)
-
-    def _has_ended(self, run_id: str, after: int) -> bool:
-        run = self.run(run_id)
-        return run["state"] in TERMINAL and run["event_seq"] <= after
+        return client_waiting.wait(self, run_id, timeout_s, until)
 
     # The platform
 
@@ -481,10 +427,6 @@ class Client:
 
 def _spec_body(spec: str | Mapping[str, Any]) -> dict[str, Any]:
     return {"spec_yaml": spec} if isinstance(spec, str) else {"spec": dict(spec)}
-
-
-def _ends(event: Event) -> bool:
-    return event["type"] == "command" or (event["type"] == "state" and event["payload"].get("to") in TERMINAL)
 
 
 def _run(run_id: str, what: str) -> str:

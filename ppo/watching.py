@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 from rich.console import Console
 
 from ppo import exits
-from ppo.client import PATIENCE_S, Client
+from ppo.client import Client
+from ppo.client_waiting import PATIENCE_S
 from ppo.run_view import view_for
 from ppo.wire import Event, Run
 
