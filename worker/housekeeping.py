@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session, sessionmaker
 from store.deletion import deleted_runs, folder_is_gone
 from store.events import RunNotFound
 from store.models import Checkpoint, Run
-from store.session import AWAY
+from store.session import AWAY, is_row_held
 from store.states import LIVE
 from worker.agreement import agree, finish_removals
 from worker.folders import remove_some
@@ -42,9 +42,13 @@ class Housekeeping:
         for run_id in self._due():
             try:
                 agree(self._sessions, run_id, self._settings.run_dir(run_id))
-            except AWAY:
-                self._unseen = deque([run_id, *(self._unseen or ())])
-                raise
+            except AWAY as error:
+                if not is_row_held(error):
+                    self._unseen = deque([run_id, *(self._unseen or ())])
+                    raise
+                log.warning("run %s is held by somebody else; it is looked through later", run_id)
+                self._unseen = deque([*(self._unseen or ()), run_id])
+                return
             except RunNotFound:
                 continue  # deleted meanwhile
             except Exception:

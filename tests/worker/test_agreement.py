@@ -9,13 +9,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from sqlalchemy import select, update
+from sqlalchemy import event, select, update
 
 from ppo_core.rundir import check_stored, checkpoints, new_checkpoint, segments
 from store.checkpoints import NewCheckpoint, record_checkpoint, record_verification
 from store.models import Checkpoint, Run, RunEvent
 from store.retention import rules_of
-from store.runs import transition
+from store.runs import locked_run, transition
+from store.session import make_engine, session_factory
 from tests.worker.checkpoint_agreement import disagreements
 from tests.worker.conftest import Claimed
 from worker.housekeeping import Housekeeping
@@ -111,6 +112,23 @@ def test_a_checkpoint_whose_row_was_never_written_is_taken_up(saved: Claimed, ho
         told = session.scalars(select(RunEvent.payload).where(RunEvent.type == "checkpoint")).all()
     assert (row.status, row.lease_token) == ("good", saved.token)
     assert row.id in [payload["id"] for payload in told]
+
+
+def test_a_run_whose_row_somebody_holds_is_looked_through_later(saved: Claimed, database_url: str) -> None:
+    """It says nothing of the database, which the reconciler would else take for away."""
+    saved.save(25)
+    rest(saved)
+    engine = make_engine(database_url)
+    event.listen(engine, "connect", lambda raw, _: raw.execute("SET lock_timeout = '200ms'").close())
+    settings = WorkerSettings(database_url=database_url, data_dir=saved.data)
+    housekeeping = Housekeeping(session_factory(engine), settings)
+    with saved.sessions() as person:
+        locked_run(person, saved.run_id)
+        housekeeping.look()
+        assert list(disagreements(saved.sessions, saved.run_dir))
+    housekeeping.look()
+    assert list(disagreements(saved.sessions, saved.run_dir)) == []
+    engine.dispose()
 
 
 def test_one_that_cannot_be_read_is_not_taken_up_and_stops_nobody(saved: Claimed, housekeeping: Housekeeping) -> None:
