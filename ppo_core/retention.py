@@ -116,55 +116,63 @@ def decisions(
     if len({checkpoint.id for checkpoint in newest_first}) < len(newest_first):
         raise ValueError("two checkpoints have one id")
     sound = [checkpoint for checkpoint in newest_first if checkpoint.verified is not False]
-    good = [checkpoint for checkpoint in newest_first if checkpoint.verified]
-    last = {c.id for c in (sound if rules.keep_last < 0 else sound[: rules.keep_last])}
-    best = {c.id for c in _best(sound, rules.keep_best)}
-    on_line = [c for c in sound if _is_on(history.line, c)]
-    moments: dict[str, list[str]] = {}
-    for gate in sorted(set(history.gates))[-2:]:
-        for checkpoint in _newest_until(on_line, gate):
-            moments.setdefault(checkpoint.id, []).append(f"the newest at the gate of iteration {gate}")
-    for onset in sorted(set(history.onsets)):
-        for checkpoint in _newest_until(on_line, onset - 1):
-            moments.setdefault(checkpoint.id, []).append(f"the newest before the alert that began at iteration {onset}")
-    for segment in sorted(set(history.left)):
-        for checkpoint in _newest_until([c for c in sound if c.segment == segment and c not in on_line], None):
-            moments.setdefault(checkpoint.id, []).append(f"the end of segment {segment}, which a roll back left")
-
+    newest_good = next((checkpoint for checkpoint in newest_first if checkpoint.verified), None)
+    by_rules = _by_rules(sound, rules)
+    by_history = _by_history(sound, history)
     result = []
     for checkpoint in newest_first:
-        reasons = []
-        if good and checkpoint is good[0]:
-            reasons.append("the newest verified checkpoint")
-        if checkpoint.id in last:
-            reasons.append("keep_last: all stay" if rules.keep_last < 0 else f"one of the last {rules.keep_last}")
-        if rules.keep_every and checkpoint.iteration % rules.keep_every == 0 and checkpoint.verified is not False:
-            reasons.append(f"iteration {checkpoint.iteration} is a multiple of keep_every {rules.keep_every}")
-        if checkpoint.id in best:
-            reasons.append(f"judge's score {checkpoint.judge_score:.4g} is among the best {rules.keep_best}")
+        reasons = ["the newest verified checkpoint"] if checkpoint is newest_good else []
+        reasons += by_rules.get(checkpoint.id, ())
         if checkpoint.pinned:
             reasons.append("pinned")
         if checkpoint.protected_reason is not None:
             reasons.append(checkpoint.protected_reason)
-        reasons += moments.get(checkpoint.id, ())
-        if not reasons and not (good and _age(good[0]) > _age(checkpoint)):
+        reasons += by_history.get(checkpoint.id, ())
+        if not reasons and (newest_good is None or _age(newest_good) <= _age(checkpoint)):
             reasons.append("no newer checkpoint has been verified yet")
-        if reasons:
-            result.append(Decision(checkpoint, True, tuple(reasons)))
-        else:
-            damaged = checkpoint.verified is False
-            result.append(
-                Decision(
-                    checkpoint,
-                    False,
-                    (
-                        "damaged, and a newer one is verified"
-                        if damaged
-                        else "no rule keeps it; a newer one is verified",
-                    ),
-                )
-            )
+        stays = bool(reasons)
+        if not stays:
+            why = "damaged, and" if checkpoint.verified is False else "no rule keeps it;"
+            reasons.append(f"{why} a newer one is verified")
+        result.append(Decision(checkpoint, stays, tuple(reasons)))
     return result
+
+
+def _by_rules(sound: Sequence[Kept], rules: RetentionRules) -> dict[str, list[str]]:
+    """What the settings keep, and why: id to reasons. `sound` has the newest first."""
+    reasons: dict[str, list[str]] = {}
+    if rules.keep_last < 0:
+        _keep(reasons, sound, "keep_last: all stay")
+    else:
+        _keep(reasons, sound[: rules.keep_last], f"one of the last {rules.keep_last}")
+    for checkpoint in sound:
+        if rules.keep_every and checkpoint.iteration % rules.keep_every == 0:
+            why = f"iteration {checkpoint.iteration} is a multiple of keep_every {rules.keep_every}"
+            _keep(reasons, [checkpoint], why)
+    for checkpoint in _best(sound, rules.keep_best):
+        why = f"judge's score {checkpoint.judge_score:.4g} is among the best {rules.keep_best}"
+        _keep(reasons, [checkpoint], why)
+    return reasons
+
+
+def _by_history(sound: Sequence[Kept], history: History) -> dict[str, list[str]]:
+    """What the run's past keeps to go back to, and why: id to reasons. `sound` has the newest first."""
+    reasons: dict[str, list[str]] = {}
+    on_line = [checkpoint for checkpoint in sound if _is_on(history.line, checkpoint)]
+    for gate in sorted(set(history.gates))[-2:]:
+        _keep(reasons, _newest_until(on_line, gate), f"the newest at the gate of iteration {gate}")
+    for onset in sorted(set(history.onsets)):
+        why = f"the newest before the alert that began at iteration {onset}"
+        _keep(reasons, _newest_until(on_line, onset - 1), why)
+    for segment in sorted(set(history.left)):
+        of_it = [c for c in sound if c.segment == segment and c not in on_line]
+        _keep(reasons, _newest_until(of_it, None), f"the end of segment {segment}, which a roll back left")
+    return reasons
+
+
+def _keep(reasons: dict[str, list[str]], checkpoints: Sequence[Kept], why: str) -> None:
+    for checkpoint in checkpoints:
+        reasons.setdefault(checkpoint.id, []).append(why)
 
 
 def removable(checkpoints: Sequence[Kept], rules: RetentionRules, history: History = NOTHING_HAPPENED) -> list[Removal]:
