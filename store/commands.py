@@ -108,7 +108,7 @@ def request_command(
     if run.state not in _TAKEN_IN[kind] and not withdraws:
         raise refuse(run, kind, open_now, target)
     supersede(session, open_now, kind)
-    command = _add(session, run_id, kind, requested_by, deadline_s, payload)
+    command = add_command(session, run_id, kind, requested_by, deadline_s, payload)
     if kind in _WITHOUT_TRAINER and run.state in AT_REST | {"queued"}:
         if run.state not in TERMINAL:
             reason = "killed" if kind == "kill" else "stopped"
@@ -134,7 +134,7 @@ def request_requeue(session: Session, run_id: str, kind: str, requested_by: str 
     if run.state not in GOES_ON[kind] or open_now:
         raise refuse(run, kind, open_now, "queued")
     before = run.state
-    command = _add(session, run_id, kind, requested_by, 0, None)
+    command = add_command(session, run_id, kind, requested_by, deadline_s=0)
     transition(
         session, run_id, "queued", actor=requested_by, reason_code=kind, queued_at=func.now(),
         not_before=None, infrastructure_failures=0,
@@ -149,8 +149,7 @@ def refuse(run: Run, kind: str, open_now: Sequence[Command], target: str | None 
     sentence = refusal_sentence(run, kind)
     severe = next((command for command in open_now if SEVERITY[command.kind] >= SEVERITY.get(kind, 0)), None)
     if severe is not None and run.state != "killing":
-        doing = {"rollback": "a roll back", "stop": "a stop", "kill": "a kill"}.get(severe.kind, f"a {severe.kind}")
-        sentence = f"{run.name} cannot be {_ASKED_FOR.get(kind, kind)} while {doing} is under way ({severe.id})."
+        sentence = f"{run.name} cannot be {_ASKED_FOR[kind]} while {noun(severe)} is under way ({severe.id})."
     return CommandRefused(run.state, target or run.state, sorted(MOVES[run.state]), sentence)
 
 
@@ -161,16 +160,18 @@ def supersede(session: Session, open_now: Sequence[Command], kind: str) -> None:
             mark_finished(session, command.id, "superseded", detail=f"{kind} was asked")
 
 
-def _add(
+def add_command(
     session: Session,
     run_id: str,
     kind: str,
     requested_by: str | None,
     deadline_s: float,
-    payload: dict[str, Any] | None,
+    payload: dict[str, Any] | None = None,
+    command_id: str | None = None,
 ) -> Command:
+    """Write a request down and say so in the run's history. Whether it may be asked is the caller's matter."""
     command = Command(
-        id=new_id("c"),
+        id=command_id or new_id("c"),
         run_id=run_id,
         kind=kind,
         payload=payload or {},
@@ -180,7 +181,7 @@ def _add(
     session.add(command)
     session.flush()
     session.refresh(command)
-    announce(session, command, requested_by)
+    _announce(session, command, requested_by)
     return command
 
 
@@ -201,7 +202,12 @@ def refusal_sentence(run: Run, kind: str) -> str:
     if kind == "pause" and run.state == "paused":
         return f"{run.name} is paused already."
     stands = "being killed" if run.state == "killing" else run.state
-    return f"{run.name} is {stands}; it cannot be {_ASKED_FOR.get(kind, kind)} now."
+    return f"{run.name} is {stands}; it cannot be {_ASKED_FOR[kind]} now."
+
+
+def noun(command: Command) -> str:
+    """What a command asks for, for a sentence: "a stop"."""
+    return "a roll back" if command.kind == "rollback" else f"a {command.kind}"
 
 
 def open_commands(session: Session, run_id: str) -> list[Command]:
@@ -308,10 +314,10 @@ def _change(session: Session, command_id: str, sources: tuple[str, ...], **value
     )
     if changed is not None:
         command = session.get_one(Command, command_id, populate_existing=True)
-        announce(session, command, None)
+        _announce(session, command, None)
 
 
-def announce(session: Session, command: Command, actor: str | None) -> None:
+def _announce(session: Session, command: Command, actor: str | None) -> None:
     """Write how a command stands into the run's history."""
     run = session.get_one(Run, command.run_id)
     append_event(session, run.id, "command", command_fields(command), segment=run.active_segment, actor=actor)

@@ -8,12 +8,11 @@ from __future__ import annotations
 from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
-from store.commands import open_commands
+from store.checkpoints import MOST_NAMED
+from store.commands import noun, open_commands
 from store.models import Checkpoint, DeletedRun, Run, Segment
 from store.runs import locked_run
 from store.states import TERMINAL
-
-MOST_NAMED = 5
 
 
 class RunNotDeletable(Exception):
@@ -36,8 +35,8 @@ def delete_run(session: Session, run_id: str, deleted_by: str | None) -> Run:
         raise RunNotDeletable("run_not_ended", f"{run.name} is {run.state}; stop it first, then delete it.")
     if open_now := open_commands(session, run_id):
         command = open_now[0]
-        doing = "a roll back" if command.kind == "rollback" else f"a {command.kind}"
-        raise RunNotDeletable("run_not_ended", f"{run.name} has {doing} under way ({command.id}); stop it first.")
+        asked = noun(command)
+        raise RunNotDeletable("run_not_ended", f"{run.name} has {asked} under way ({command.id}); stop it first.")
     if forks := _started_from(session, run_id):
         named = ", ".join(f"{name} ({fork})" for fork, name in forks[:MOST_NAMED])
         more = f" and {len(forks) - MOST_NAMED} more" if len(forks) > MOST_NAMED else ""

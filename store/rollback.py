@@ -11,7 +11,6 @@ reconciler while it is at rest, queued or lost.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
 from sqlalchemy import func, select, text, update
@@ -19,7 +18,7 @@ from sqlalchemy.orm import Session
 
 from store.alerts import settle_alerts
 from store.checkpoints import record_verification
-from store.commands import announce, mark_delivered, mark_finished, open_commands, refuse, supersede
+from store.commands import add_command, mark_delivered, mark_finished, open_commands, refuse, supersede
 from store.events import append_event
 from store.metrics_read import line_to
 from store.models import Checkpoint, Command, Run, Segment
@@ -90,27 +89,16 @@ def request_rollback(
     target = session.get(Checkpoint, wish.checkpoint_id, with_for_update=True, populate_existing=True)
     usable(target, wish.checkpoint_id)
     supersede(session, open_now, "rollback")
-    command = Command(
-        id=command_id,
-        run_id=run_id,
-        kind="rollback",
-        payload={
-            "checkpoint": wish.checkpoint_id,
-            "set": wish.settings,
-            "spec": wish.spec,
-            "reason": wish.reason,
-        },
-        requested_by=requested_by,
-        deadline_at=func.now() + timedelta(seconds=deadline_s),
-    )
-    session.add(command)
     # Who looked at the run before this was asked must look again before asking for another.
     session.execute(update(Run).where(Run.id == run_id).values(version=Run.version + 1))
-    session.flush()
-    session.refresh(command)
     session.refresh(run)
-    announce(session, command, requested_by)
-    return command
+    payload = {
+        "checkpoint": wish.checkpoint_id,
+        "set": wish.settings,
+        "spec": wish.spec,
+        "reason": wish.reason,
+    }
+    return add_command(session, run_id, "rollback", requested_by, deadline_s, payload, command_id)
 
 
 def usable(target: Checkpoint | None, checkpoint_id: str) -> Checkpoint:
@@ -174,62 +162,19 @@ def go_back(session: Session, run_id: str, asked: OpenRollback, note: str | None
         fail_rollback(session, asked, str(error), damaged=False)
         return None
     number = 1 + (session.scalar(select(func.max(Segment.number)).where(Segment.run_id == run_id)) or 0)
-    before, spec = run.active_segment, command.payload["spec"]
-    session.add(
-        Segment(
-            run_id=run_id,
-            number=number,
-            kind="rollback",
-            spec=spec,
-            start_iteration=target.iteration,
-            start_checkpoint=target.id,
-            created_by=command.requested_by,
-            reason=command.payload.get("reason"),
-        )
-    )
-    session.flush()
-    queued = run.state == "queued"
-    session.execute(
-        update(Run)
-        .where(Run.id == run_id)
-        .values(
-            spec=spec,
-            num_iterations=spec.get("iterations", run.num_iterations),
-            priority=(spec.get("resources") or {}).get("priority", run.priority),
-            gpus=(spec.get("resources") or {}).get("gpus", run.gpus),
-            active_segment=number,
-            iteration=target.iteration,
-            not_before=None,
-            infrastructure_failures=0,
-            version=Run.version + 1,
-            updated_at=func.now(),
-        )
-    )
-    session.refresh(run)
+    left, waits = run.active_segment, run.state == "queued"
+    _open_segment(session, command, target, number)
+    _move_to_segment(session, run, command.payload["spec"], target.iteration, number)
     rewrite_latest(session, run_id, number)
     settle_alerts(session, run_id)
+    _tell_segment(session, command, target, number, left)
     where = f"iteration {target.iteration} of segment {target.segment}"
-    payload = {
-        "number": number,
-        "kind": "rollback",
-        "start_iteration": target.iteration,
-        "start_checkpoint": target.id,
-        "from_segment": target.segment,
-        "left_segment": before,
-        "set": command.payload.get("set", {}),
-        "reason": command.payload.get("reason"),
-        "command": command.id,
-    }
-    append_event(
-        session, run_id, "segment", payload, segment=number, iteration=target.iteration, actor=command.requested_by
-    )
-    if not queued:
+    if not waits:
         detail = f"segment {number} goes on from {where}"
         run = transition(
             session, run_id, "queued", actor=command.requested_by, reason_code="rollback", reason_detail=detail,
             queued_at=func.now(),
         )  # fmt: skip
-    sentence = f"segment {number} starts from {where}" + (f"; {note}" if note else "")
     session.execute(
         update(Command)
         .where(Command.id == command.id)
@@ -237,8 +182,70 @@ def go_back(session: Session, run_id: str, asked: OpenRollback, note: str | None
         .execution_options(synchronize_session=False)
     )
     session.refresh(command)
-    mark_finished(session, command.id, "done", sentence)
+    mark_finished(session, command.id, "done", f"segment {number} starts from {where}" + (f"; {note}" if note else ""))
     return run
+
+
+def _open_segment(session: Session, command: Command, target: Checkpoint, number: int) -> None:
+    session.add(
+        Segment(
+            run_id=command.run_id,
+            number=number,
+            kind="rollback",
+            spec=command.payload["spec"],
+            start_iteration=target.iteration,
+            start_checkpoint=target.id,
+            created_by=command.requested_by,
+            reason=command.payload.get("reason"),
+        )
+    )
+    session.flush()
+
+
+def _move_to_segment(session: Session, run: Run, spec: dict[str, Any], iteration: int, number: int) -> None:
+    """Give the run's row what people follow of the new segment, and a whole budget for losses."""
+    resources = spec.get("resources") or {}
+    session.execute(
+        update(Run)
+        .where(Run.id == run.id)
+        .values(
+            spec=spec,
+            num_iterations=spec.get("iterations", run.num_iterations),
+            priority=resources.get("priority", run.priority),
+            gpus=resources.get("gpus", run.gpus),
+            active_segment=number,
+            iteration=iteration,
+            not_before=None,
+            infrastructure_failures=0,
+            version=Run.version + 1,
+            updated_at=func.now(),
+        )
+    )
+    session.refresh(run)
+
+
+def _tell_segment(session: Session, command: Command, target: Checkpoint, number: int, left: int) -> None:
+    """Write into the run's history that a segment began, and why; `left` is the one that it was in."""
+    payload = {
+        "number": number,
+        "kind": "rollback",
+        "start_iteration": target.iteration,
+        "start_checkpoint": target.id,
+        "from_segment": target.segment,
+        "left_segment": left,
+        "set": command.payload.get("set", {}),
+        "reason": command.payload.get("reason"),
+        "command": command.id,
+    }
+    append_event(
+        session,
+        command.run_id,
+        "segment",
+        payload,
+        segment=number,
+        iteration=target.iteration,
+        actor=command.requested_by,
+    )
 
 
 def confirm_target(session: Session, asked: OpenRollback) -> None:

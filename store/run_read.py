@@ -182,13 +182,6 @@ def active_spec(session: Session, run: Run) -> dict[str, object]:
 # What hangs on a run
 
 
-def open_commands(session: Session, run_id: str) -> Sequence[Command]:
-    """Commands without an outcome yet, oldest first."""
-    return session.scalars(
-        select(Command).where(Command.run_id == run_id, Command.finished_at.is_(None)).order_by(Command.created_at)
-    ).all()
-
-
 def find_command(session: Session, run_id: str, command_id: str) -> Command | None:
     """One command of a run."""
     return session.scalar(select(Command).where(Command.run_id == run_id, Command.id == command_id))
