@@ -9,15 +9,15 @@ from fastapi import APIRouter, Query, Response
 from api.auth import least
 from api.deps import Database, Hint, Settings, Who
 from api.errors import ProblemError, not_found
-from api.going_back import fork_preview, plan, rollback_preview
+from api.going_back import Plan, fork_preview, plan, rollback_preview
+from api.idempotent import IdempotencyKey, make_once, request_of
 from api.lineage_schemas import ForkBody, ForkPreview, RollbackBody, RollbackPreview
 from api.preconditions import IfMatch, check_if_match, run_etag
-from api.routes.runs import IdempotencyKey, key_missing, run_message
+from api.routes.runs import ask, made_run
 from api.schemas import Command, Run
-from store import audit, idempotency, run_read
+from store import audit, run_read
 from store.checkpoints import locked_checkpoint, longest_comparison_s
-from store.commands import request_command, request_requeue
-from store.ids import new_id
+from store.commands import request_requeue
 from store.rollback import StaleVersion, TargetUnusable, Wish, request_rollback, usable
 from store.runs import ForkStart, create_run
 
@@ -55,41 +55,23 @@ def roll_back_run(
     if dry_run:
         found = plan(database, settings, run_id, body.checkpoint, body.set, fork=False)
         return Response(rollback_preview(found).model_dump_json(), media_type="application/json")
-    if key is None:
-        raise key_missing()
-    request = _request(key, f"POST /v1/runs/{run_id}/rollback", who.principal, body)
-    command_id = idempotency.find_result(database, request)
-    if command_id is None:
+    request = request_of(key, f"POST /v1/runs/{run_id}/rollback", who.principal, body.model_dump(exclude_unset=True))
+
+    def prepare() -> Plan:
         if if_match is None:
             _seen_version(database, run_id, None)
-        found = plan(database, settings, run_id, body.checkpoint, body.set, fork=False)
-        command_id = new_id("c")
-        if idempotency.take_key(database, request, command_id):
-            # Not before: a repetition that came at the same moment is no stale one.
-            version = _seen_version(database, run_id, if_match)
-            try:
-                request_rollback(
-                    database,
-                    run_id,
-                    Wish(body.checkpoint, found.then, body.set, body.reason),
-                    command_id=command_id,
-                    requested_by=who.name,
-                    version=version,
-                    deadline_s=longest_comparison_s(found.target.bytes),
-                )
-            except StaleVersion as error:
-                sentence = f"The run is at {run_etag(error.version)} now: read it again, then decide."
-                raise ProblemError(412, "if_match_stale", sentence) from error
-            except TargetUnusable as error:
-                raise ProblemError(409, error.code, str(error)) from error
-            detail = {"checkpoint": body.checkpoint, "set": body.set, "reason": body.reason, "command": command_id}
-            audit.record(database, who.name, "run.rollback", run_id, **detail)
-            database.commit()
-        else:
-            command_id = idempotency.find_result(database, request)
-    command = run_read.find_command(database, run_id, command_id) if command_id else None
+        return plan(database, settings, run_id, body.checkpoint, body.set, fork=False)
+
+    def make(command_id: str, found: Plan) -> None:
+        # Not before: a repetition that came at the same moment is no stale one.
+        version = _seen_version(database, run_id, if_match)
+        wish = Wish(body.checkpoint, found.then, body.set, body.reason)
+        _ask_rollback(database, run_id, wish, command_id, who, version, longest_comparison_s(found.target.bytes))
+
+    made = make_once(database, request, "c", prepare, make)
+    command = run_read.find_command(database, run_id, made.id) if made.id else None
     if command is None:
-        raise not_found("command", command_id)
+        raise not_found("command", made.id)
     return Command.model_validate(command)
 
 
@@ -115,38 +97,32 @@ def fork_run(
     if dry_run:
         found = plan(database, settings, run_id, body.checkpoint, body.set, fork=True, name=body.name)
         return Response(fork_preview(found).model_dump_json(), media_type="application/json")
-    if key is None:
-        raise key_missing()
-    request = _request(key, f"POST /v1/runs/{run_id}/forks", who.principal, body)
-    fork_id = idempotency.find_result(database, request)
-    if fork_id is None:
-        found = plan(database, settings, run_id, body.checkpoint, body.set, fork=True, name=body.name)
-        spec, name = found.then, body.name or f"{found.run_name[:121]} (fork)"
-        fork_id = new_id("r")
-        if idempotency.take_key(database, request, fork_id):
-            _hold(database, run_id, found.target.id)
-            create_run(
-                database,
-                run_id=fork_id,
-                name=name,
-                spec={**spec, "name": name},
-                num_iterations=found.spec.iterations,
-                priority=found.spec.resources.priority,
-                gpus=found.spec.resources.gpus,
-                created_by=who.name,
-                fork=ForkStart(found.target.id, found.target.iteration, body.reason),
-            )
-            detail = {"checkpoint": body.checkpoint, "set": body.set, "reason": body.reason, "from": run_id}
-            audit.record(database, who.name, "run.fork", fork_id, **detail)
-            database.commit()
-            hint.send()
-        else:
-            fork_id = idempotency.find_result(database, request)
-    standing = run_read.run_standing(database, fork_id) if fork_id else None
-    if standing is None:
-        raise ProblemError(409, "run_deleted", "The run that this Idempotency-Key made is there no longer.")
-    response.headers["Location"] = f"/v1/runs/{fork_id}"
-    return run_message(standing)
+    request = request_of(key, f"POST /v1/runs/{run_id}/forks", who.principal, body.model_dump(exclude_unset=True))
+
+    def prepare() -> Plan:
+        return plan(database, settings, run_id, body.checkpoint, body.set, fork=True, name=body.name)
+
+    def make(fork_id: str, found: Plan) -> None:
+        name = body.name or f"{found.run_name[:121]} (fork)"
+        _hold(database, run_id, found.target.id)
+        create_run(
+            database,
+            run_id=fork_id,
+            name=name,
+            spec={**found.then, "name": name},
+            num_iterations=found.spec.iterations,
+            priority=found.spec.resources.priority,
+            gpus=found.spec.resources.gpus,
+            created_by=who.name,
+            fork=ForkStart(found.target.id, found.target.iteration, body.reason),
+        )
+        detail = {"checkpoint": body.checkpoint, "set": body.set, "reason": body.reason, "from": run_id}
+        audit.record(database, who.name, "run.fork", fork_id, **detail)
+
+    made = make_once(database, request, "r", prepare, make)
+    if made.now:
+        hint.send()
+    return made_run(database, made.id, response)
 
 
 @router.post("/resume", status_code=202, openapi_extra=least("operator"))
@@ -167,7 +143,7 @@ def pause_run(run_id: str, database: Database, who: Who) -> Command:
 
     A trainer that has not begun to by the deadline trains on: the command is timed_out, and the run is running.
     """
-    return _ask(database, run_id, "pause", who, PAUSE_DEADLINE_S)
+    return ask(database, run_id, "pause", who, PAUSE_DEADLINE_S)
 
 
 @router.post("/checkpoint", status_code=202, openapi_extra=least("operator"))
@@ -176,14 +152,29 @@ def save_run(run_id: str, database: Database, who: Who) -> Command:
 
     One that has not begun by the deadline is timed_out and not made any more.
     """
-    return _ask(database, run_id, "checkpoint", who, CHECKPOINT_DEADLINE_S)
+    return ask(database, run_id, "checkpoint", who, CHECKPOINT_DEADLINE_S)
 
 
-def _ask(database: Database, run_id: str, kind: str, who: Who, deadline_s: float) -> Command:
-    command = request_command(database, run_id, kind, who.name, deadline_s)
-    audit.record(database, who.name, f"run.{kind}", run_id, command=command.id)
-    database.commit()
-    return Command.model_validate(command)
+def _ask_rollback(
+    database: Database, run_id: str, wish: Wish, command_id: str, who: Who, version: int | None, deadline_s: float
+) -> None:
+    try:
+        request_rollback(
+            database,
+            run_id,
+            wish,
+            command_id=command_id,
+            requested_by=who.name,
+            version=version,
+            deadline_s=deadline_s,
+        )
+    except StaleVersion as error:
+        sentence = f"The run is at {run_etag(error.version)} now: read it again, then decide."
+        raise ProblemError(412, "if_match_stale", sentence) from error
+    except TargetUnusable as error:
+        raise ProblemError(409, error.code, str(error)) from error
+    detail = {"checkpoint": wish.checkpoint_id, "set": wish.settings, "reason": wish.reason, "command": command_id}
+    audit.record(database, who.name, "run.rollback", run_id, **detail)
 
 
 def _requeue(database: Database, run_id: str, kind: str, who: Who, hint: Hint) -> Command:
@@ -209,7 +200,3 @@ def _seen_version(database: Database, run_id: str, if_match: str | None) -> int 
         raise not_found("run", run_id)
     check_if_match(if_match, run_etag(run.version))
     return None if if_match and if_match.strip() == "*" else run.version
-
-
-def _request(key: str, route: str, principal: str, body: RollbackBody | ForkBody) -> idempotency.Request:
-    return idempotency.Request(key, route, principal, idempotency.body_sha256(body.model_dump(exclude_unset=True)))

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Header, Query, Response
+from fastapi import APIRouter, Query, Response
 
 from api import cursors
 from api.auth import least
 from api.deps import Database, Hint, Settings, Who
 from api.errors import ProblemError, not_found
+from api.idempotent import IdempotencyKey, make_once, request_of
 from api.preconditions import IfMatch, check_if_match, run_etag
 from api.schemas import AlertCounts, Command, DryRun, Page, Run, RunChange, RunDetail, SpecBody
 from api.specs import accept_spec, spec_fields, spec_yaml
 from ppo_core.estimate import estimate
-from store import audit, idempotency, run_read
-from store.commands import request_command
+from ppo_core.spec import RunSpec
+from store import audit, run_read
+from store.commands import open_commands, request_command
 from store.deletion import delete_run
 from store.fleet import list_workers, most_gpus
-from store.ids import new_id
 from store.run_read import RunStanding
 from store.runs import change_run, create_run, locked_run
 from store.states import State
@@ -29,17 +30,6 @@ STOP_DEADLINE_S = 60.0  # Time for a last checkpoint before the trainer is ended
 # Seconds where the supervisor is well, a lease and its recovery where it is not. What comes after a kill is nothing,
 # so one that is late stays open until the processes are gone.
 KILL_DEADLINE_S = 60.0
-
-IdempotencyKey = Annotated[
-    str | None,
-    Header(
-        alias="Idempotency-Key",
-        min_length=1,
-        max_length=255,
-        pattern=r"^[\x21-\x7e]+$",
-        description="Required unless dry_run: repeating a request with its key never makes a second run.",
-    ),
-]
 
 
 @router.post(
@@ -62,37 +52,28 @@ def submit_run(
     """Queue a run. A spec with faults is refused with every fault named, and nothing is stored."""
     if dry_run:
         return Response(_dry_run(body, database, settings).model_dump_json(), media_type="application/json")
-    if key is None:
-        raise key_missing()
-    request = idempotency.Request(
-        key, "POST /v1/runs", who.principal, idempotency.body_sha256(body.model_dump(exclude_none=True))
-    )
-    run_id = idempotency.find_result(database, request)
-    if run_id is None:
-        database.rollback()  # Reading files may take a while; no transaction waits for it.
-        spec = accept_spec(body, settings.roots, settings.reward_hosts, settings.engine_hosts)
-        run_id = new_id("r")
-        if idempotency.take_key(database, request, run_id):
-            create_run(
-                database,
-                run_id=run_id,
-                name=spec.name,
-                spec=spec_fields(spec),
-                num_iterations=spec.iterations,
-                priority=spec.resources.priority,
-                gpus=spec.resources.gpus,
-                created_by=who.name,
-            )
-            audit.record(database, who.name, "run.submit", run_id)
-            database.commit()
-            hint.send()
-        else:
-            run_id = idempotency.find_result(database, request)
-    standing = run_read.run_standing(database, run_id) if run_id else None
-    if standing is None:
-        raise ProblemError(409, "run_deleted", "The run that this Idempotency-Key made is there no longer.")
-    response.headers["Location"] = f"/v1/runs/{run_id}"
-    return run_message(standing)
+    request = request_of(key, "POST /v1/runs", who.principal, body.model_dump(exclude_none=True))
+
+    def prepare() -> RunSpec:
+        return accept_spec(body, settings.roots, settings.reward_hosts, settings.engine_hosts)
+
+    def make(run_id: str, spec: RunSpec) -> None:
+        create_run(
+            database,
+            run_id=run_id,
+            name=spec.name,
+            spec=spec_fields(spec),
+            num_iterations=spec.iterations,
+            priority=spec.resources.priority,
+            gpus=spec.resources.gpus,
+            created_by=who.name,
+        )
+        audit.record(database, who.name, "run.submit", run_id)
+
+    made = make_once(database, request, "r", prepare, make)
+    if made.now:
+        hint.send()
+    return made_run(database, made.id, response)
 
 
 @router.get("", openapi_extra=least("viewer"))
@@ -157,10 +138,7 @@ def delete_whole_run(run_id: str, database: Database, who: Who, if_match: IfMatc
 @router.post("/{run_id}/stop", status_code=202, openapi_extra=least("operator"))
 def stop_run(run_id: str, database: Database, who: Who) -> Command:
     """Stop with a checkpoint. While a stop is open, asking again returns the same command; 409 when the run is over."""
-    command = request_command(database, run_id, "stop", who.name, STOP_DEADLINE_S)
-    audit.record(database, who.name, "run.stop", run_id, command=command.id)
-    database.commit()
-    return Command.model_validate(command)
+    return ask(database, run_id, "stop", who, STOP_DEADLINE_S)
 
 
 @router.post("/{run_id}/kill", status_code=202, openapi_extra=least("operator"))
@@ -170,10 +148,7 @@ def kill_run(run_id: str, database: Database, who: Who) -> Command:
     Whatever else is open gives way. While a kill is open, asking again returns it; 409 when the run is over. A retry
     goes on from the newest checkpoint.
     """
-    command = request_command(database, run_id, "kill", who.name, KILL_DEADLINE_S)
-    audit.record(database, who.name, "run.kill", run_id, command=command.id)
-    database.commit()
-    return Command.model_validate(command)
+    return ask(database, run_id, "kill", who, KILL_DEADLINE_S)
 
 
 @router.get("/{run_id}/commands/{command_id}", openapi_extra=least("viewer"))
@@ -185,9 +160,21 @@ def read_command(run_id: str, command_id: str, database: Database) -> Command:
     return Command.model_validate(command)
 
 
-def key_missing() -> ProblemError:
-    """400: a request that makes something has to say when it is a repetition."""
-    return ProblemError(400, "idempotency_key_missing", "Send an Idempotency-Key header, any text that is new.")
+def ask(database: Database, run_id: str, kind: str, who: Who, deadline_s: float) -> Command:
+    """Ask something of a run for somebody; see `store.commands.request_command`."""
+    command = request_command(database, run_id, kind, who.name, deadline_s)
+    audit.record(database, who.name, f"run.{kind}", run_id, command=command.id)
+    database.commit()
+    return Command.model_validate(command)
+
+
+def made_run(database: Database, run_id: str | None, response: Response) -> Run:
+    """The run that a request made, now or before, with its address."""
+    standing = run_read.run_standing(database, run_id) if run_id else None
+    if standing is None:
+        raise ProblemError(409, "run_deleted", "The run that this Idempotency-Key made is there no longer.")
+    response.headers["Location"] = f"/v1/runs/{run_id}"
+    return run_message(standing)
 
 
 def run_message(standing: RunStanding) -> Run:
@@ -213,12 +200,11 @@ def _detail(database: Database, run_id: str) -> RunDetail:
     if standing is None:
         raise not_found("run", run_id)
     spec = run_read.active_spec(database, standing.run)
-    commands = run_read.open_commands(database, run_id)
     return RunDetail(
         **_fields(standing),
         spec=spec,
         spec_yaml=spec_yaml(spec),
-        open_commands=[Command.model_validate(command) for command in commands],
+        open_commands=[Command.model_validate(command) for command in open_commands(database, run_id)],
     )
 
 
