@@ -12,10 +12,12 @@ from pathlib import Path
 from ppo_core.errors import CheckpointError
 from ppo_core.retention import GATE_METRIC, History, Kept, RetentionRules, Stretch, removable
 from ppo_core.rundir import (
+    LinePiece,
     SegmentDir,
     all_events,
     checkpoint_iteration,
     checkpoints,
+    line_to,
     remove_checkpoint,
     segments,
     verify_checkpoint,
@@ -38,8 +40,8 @@ class Pruner:
         folders: dict[str, Path] = {}
         kept: list[Kept] = []
         every = segments(self._run_dir)
-        starts = {segment.read_start().checkpoint: number for number, segment in enumerate(every, start=1)}
-        for number, segment in enumerate(every, start=1):
+        starts = {segment.read_start().checkpoint: segment.number for segment in every}
+        for segment in every:
             scores = _judge_scores(segment)
             for folder in checkpoints(segment):
                 iteration = checkpoint_iteration(folder) or 0
@@ -48,7 +50,7 @@ class Pruner:
                 kept.append(
                     Kept(
                         str(folder),
-                        number,
+                        segment.number,
                         iteration,
                         verified=self._verified.get(str(folder)),
                         judge_score=scores.get(iteration),
@@ -57,8 +59,8 @@ class Pruner:
                 )
         places = range(len(kept))
         self._verify_newest(kept, places, folders, damaged)
-        for left in range(1, len(every)):
-            of_it = [place for place in places if kept[place].segment == left]
+        for left in every[:-1]:
+            of_it = [place for place in places if kept[place].segment == left.number]
             if of_it and kept[of_it[-1]].protected_reason is None:  # else nothing was left behind
                 self._verify_newest(kept, of_it, folders, damaged)
         for removal in removable(kept, self._rules, _history(every)):
@@ -85,42 +87,37 @@ class Pruner:
 
 def _history(every: Sequence[SegmentDir]) -> History:
     """The line that survived, from its newest segment back, and the gates held on it."""
-    line: list[Stretch] = []
-    gates: list[int] = []
-    number, last = len(every), NO_END
-    while number:
-        segment = every[number - 1]
-        checkpoint = segment.read_start().checkpoint
-        first = checkpoint_iteration(Path(checkpoint)) or 0 if checkpoint else 0
-        line.append(Stretch(number, first, last))
-        gates += [
-            event.iteration
-            for event in all_events(segment.journal)
-            if event.type == "metrics" and GATE_METRIC in event.payload and first <= event.iteration <= last
-        ]
-        last = first
-        parent = [n for n, other in enumerate(every, start=1) if checkpoint and _lies_in(other, checkpoint)]
-        number = parent[0] if parent and parent[0] < number else 0
+    line = list(line_to(every[-1])) if every else []
+    gates = [
+        event.iteration
+        for piece in line
+        for event in all_events(piece.segment.journal)
+        if event.type == "metrics" and GATE_METRIC in event.payload and _is_on(piece, event.iteration)
+    ]
+    stretches = [
+        Stretch(piece.segment.number, piece.start, NO_END if piece.last is None else piece.last) for piece in line
+    ]
     # A segment begins behind the end of the one before it, by a roll back or since what lay beyond was lost or damaged.
-    return History(tuple(line), tuple(gates), _open_onsets(every, line), tuple(range(1, len(every))))
+    left = tuple(segment.number for segment in every[:-1])
+    return History(tuple(stretches), tuple(gates), _open_onsets(line), left)
 
 
-def _open_onsets(every: Sequence[SegmentDir], line: Sequence[Stretch]) -> tuple[int, ...]:
-    """Where the alerts began that were raised along the line, newest stretch first, and not cleared since."""
+def _is_on(piece: LinePiece, iteration: int) -> bool:
+    return iteration >= piece.start and (piece.last is None or iteration <= piece.last)
+
+
+def _open_onsets(line: Sequence[LinePiece]) -> tuple[int, ...]:
+    """Where the alerts began that were raised along the line, newest piece first, and not cleared since."""
     onsets: dict[str, int] = {}
-    for stretch in reversed(line):
-        for event in all_events(every[stretch.segment - 1].journal):
-            if event.type != "alert" or event.iteration > stretch.last:
+    for piece in reversed(line):
+        for event in all_events(piece.segment.journal):
+            if event.type != "alert" or not _is_on(piece, event.iteration):
                 continue
             if event.payload["status"] == "cleared":
                 onsets.pop(event.payload["id"], None)
             else:
                 onsets[event.payload["id"]] = event.payload["onset"]
     return tuple(onsets.values())
-
-
-def _lies_in(segment: SegmentDir, checkpoint: str) -> bool:
-    return Path(checkpoint).parent == segment.checkpoints
 
 
 def _judge_scores(segment: SegmentDir) -> dict[int, float | None]:

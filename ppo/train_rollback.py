@@ -10,8 +10,10 @@ from ppo_core.rundir import (
     JournalWriter,
     SegmentDir,
     SegmentStart,
+    checkpoint_iteration,
     checkpoints,
     journalled_digest,
+    line_to,
     segments,
     verify_checkpoint,
 )
@@ -31,9 +33,7 @@ def rollback_start(folder: Path, spec: RunSpec, text: str) -> SegmentStart:
     number, iteration = _place(every, text)
     target = every[number].checkpoint(iteration) if number in every else None
     if target is None or target not in checkpoints(every[number]):
-        there = ", ".join(
-            f"{each}:{int(path.name.removeprefix('iter-'))}" for each in every for path in checkpoints(every[each])
-        )
+        there = ", ".join(f"{each}:{checkpoint_iteration(path)}" for each in every for path in checkpoints(every[each]))
         raise _fault(f"--rollback {text}: there is no such checkpoint; there are {there or 'none'}")
     try:
         verify_checkpoint(target, journalled_digest(target))
@@ -52,12 +52,11 @@ def _place(every: dict[int, SegmentDir], text: str) -> tuple[int, int]:
     if match[1] is not None:
         return int(match[1]), iteration
     number = max(every)
-    while True:  # back along the present history, to the segment that reached it
-        start = every[number].read_start().checkpoint
-        parent = re.search(r"segment-(\d+)/checkpoints/iter-(\d+)$", start or "")
-        if parent is None or iteration > int(parent[2]) or int(parent[1]) not in every:
-            return number, iteration
-        number = int(parent[1])
+    for piece in line_to(every[number]):  # back along the present history, to the segment that reached it
+        number = piece.segment.number
+        if iteration > piece.start:
+            break
+    return number, iteration
 
 
 def _check_changes(spec: RunSpec, segment: SegmentDir, iteration: int) -> None:

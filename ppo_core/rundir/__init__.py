@@ -50,6 +50,7 @@ from ppo_core.rundir.journal import (
     has_writer,
     read_journal,
 )
+from ppo_core.rundir.line import LinePiece, line_to
 from ppo_core.rundir.look import look_at_checkpoint
 from ppo_core.rundir.older_checkpoint import checkpoint_before
 from ppo_core.rundir.rank_exits import (
@@ -79,6 +80,7 @@ __all__ = [
     "ExitCode",
     "Journal",
     "JournalWriter",
+    "LinePiece",
     "RankExit",
     "RankFault",
     "RankGroup",
@@ -107,6 +109,7 @@ __all__ = [
     "is_unused",
     "journalled_digest",
     "last_iteration",
+    "line_to",
     "look_at_checkpoint",
     "manifest_digest",
     "new_checkpoint",

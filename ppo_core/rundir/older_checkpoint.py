@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from ppo_core.errors import RunDirectoryError
 from ppo_core.rundir.checkpoint_files import checkpoint_iteration, checkpoints
-from ppo_core.rundir.segments import SegmentDir, segments
+from ppo_core.rundir.line import line_to
+from ppo_core.rundir.segments import SegmentDir
 
 
 def checkpoint_before(segment: SegmentDir, iteration: int) -> tuple[str, int] | None:
@@ -15,22 +14,13 @@ def checkpoint_before(segment: SegmentDir, iteration: int) -> tuple[str, int] | 
     Returns:
         Its name, `segment:iteration`, and its iteration; None where there is none in this run directory.
     """
-    run_dir, before = segment.path.parent, iteration - 1
-    by_path = {each.path: number for number, each in enumerate(segments(run_dir), start=1)}
-    while segment.path in by_path:
-        found = [made for path in checkpoints(segment) if (made := checkpoint_iteration(path) or 0) <= before]
-        if found:
-            return f"{by_path[segment.path]}:{max(found)}", max(found)
-        try:
-            start = segment.read_start().checkpoint
-        except RunDirectoryError:
-            return None
-        if start is None:
-            return None
-        # What its parent made after the checkpoint that this segment starts from belongs to what was left behind.
-        before = min(before, checkpoint_iteration(Path(start)) or 0)
-        parent = Path(start).parent.parent
-        if parent.parent != run_dir or by_path.get(parent, 0) >= by_path[segment.path]:
-            return None
-        segment = SegmentDir(parent)
+    try:
+        for piece in line_to(segment):
+            until = iteration - 1 if piece.last is None else min(iteration - 1, piece.last)
+            made = [checkpoint_iteration(path) or 0 for path in checkpoints(piece.segment)]
+            found = max((each for each in made if each <= until), default=None)
+            if found is not None:
+                return f"{piece.segment.number}:{found}", found
+    except RunDirectoryError:  # A suggestion that cannot be made ends no run.
+        return None
     return None
