@@ -20,6 +20,7 @@ from store.ids import new_id
 from store.models import Command, Run
 from store.runs import CommandRefused, locked_run, transition
 from store.states import AT_REST, MOVES, STATES, TERMINAL
+from store.storable import storable_text
 
 # The state that asking brings a run with a trainer to; a checkpoint changes nothing about what the run is.
 _ON_ASKING = {"stop": "stopping", "pause": "pausing", "kill": "killing"}
@@ -223,7 +224,8 @@ def mark_delivered(session: Session, command_id: str) -> None:
 
 def mark_acked(session: Session, command_id: str, detail: str | None = None) -> None:
     """The trainer accepted it."""
-    _change(session, command_id, ("pending", "delivered"), status="acked", acked_at=func.now(), detail=detail)
+    told = None if detail is None else storable_text(detail)
+    _change(session, command_id, ("pending", "delivered"), status="acked", acked_at=func.now(), detail=told)
 
 
 def mark_finished(session: Session, command_id: str, status: str, detail: str | None = None) -> None:
@@ -234,7 +236,7 @@ def mark_finished(session: Session, command_id: str, status: str, detail: str | 
         ("pending", "delivered", "acked"),
         status=status,
         finished_at=func.now(),
-        detail=func.coalesce(detail, Command.detail),
+        detail=Command.detail if detail is None else storable_text(detail),
     )
 
 

@@ -14,6 +14,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from sqlalchemy import func, select, update
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from ppo_core.errors import RunDirectoryError
@@ -27,6 +28,7 @@ from store.metrics_write import IterationMetrics, split_refused, write_metrics
 from store.models import Command, Run, Segment
 from store.runs import locked_run, transition
 from store.samples_write import SamplesUnreadable, write_samples
+from store.session import AWAY
 
 
 def journal_position(session: Session, run_id: str, segment: int) -> tuple[int, int]:
@@ -63,18 +65,49 @@ def ingest(
             raise RunDirectoryError(f"{folder.journal} goes from line {number - 1} to line {event.seq}")
     if not fresh:
         return
-    run = locked_run(session, run_id)
-    delivery = _Delivery(session, run, segment, token, folder)
-    for event in fresh:
-        try:
-            delivery.take(event)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            # One line that breaks the contract must not hold up all that follow.
-            delivery.note(event, f"journal line {event.seq} ({event.type}) is refused: {type(error).__name__}: {error}")
-    delivery.finish()
+    locked_run(session, run_id)
+    try:
+        _store(session, run_id, segment, fresh, token, folder)
+    except DBAPIError as error:
+        if isinstance(error, AWAY):
+            raise
+        for event in fresh:  # The database refused one of them: one at a time, so that it alone is lost.
+            _store_alone(session, run_id, segment, event, token, folder)
     row.journal_seq = fresh[-1].seq
     row.journal_offset = max(offset, row.journal_offset)
     session.flush()
+
+
+def _store(
+    session: Session, run_id: str, segment: int, events: Sequence[Event], token: int, folder: SegmentDir
+) -> None:
+    """Store lines together: all of them, or none where the database refuses one."""
+    with session.begin_nested():
+        delivery = _Delivery(session, locked_run(session, run_id), segment, token, folder)
+        for event in events:
+            try:
+                delivery.take(event)
+            except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+                # One line that breaks the contract must not hold up all that follow.
+                delivery.note(event, _refusal(event, error))
+        delivery.finish()
+
+
+def _store_alone(session: Session, run_id: str, segment: int, event: Event, token: int, folder: SegmentDir) -> None:
+    try:
+        _store(session, run_id, segment, [event], token, folder)
+    except DBAPIError as error:
+        if isinstance(error, AWAY):
+            raise
+        with session.begin_nested():
+            delivery = _Delivery(session, locked_run(session, run_id), segment, token, folder)
+            delivery.note(event, _refusal(event, error.orig or error))
+            delivery.finish()
+
+
+def _refusal(event: Event, error: BaseException) -> str:
+    why = str(error).partition("\n")[0]
+    return f"journal line {event.seq} ({event.type[:20]}) is refused: {type(error).__name__}: {why}"
 
 
 @dataclass

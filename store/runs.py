@@ -16,6 +16,7 @@ from store.alerts import copy_open_alerts
 from store.events import RunNotFound, append_event
 from store.models import Checkpoint, Run, Segment, WorkerSlot
 from store.states import LIVE, MOVES, TERMINAL
+from store.storable import storable_text
 from store.webhook_queue import announce
 
 __all__ = [
@@ -118,6 +119,10 @@ def create_run(
     return run
 
 
+def _storable(words: object) -> str | None:
+    return None if words is None else storable_text(str(words))
+
+
 def _announce_state(session: Session, run: Run, payload: Mapping[str, Any]) -> None:
     told = {**payload, "iteration": run.iteration, "num_iterations": run.num_iterations}
     announce(session, "run.state", {"run": {"id": run.id, "name": run.name}, **told})
@@ -163,6 +168,8 @@ def transition(
         IllegalMove: `store.states.MOVES` does not have the move.
     """
     run = locked_run(session, run_id, expect_token=expect_token)
+    # They may quote what a trainer wrote, and a move must not fail of that.
+    reason_code, reason_detail, hint = (_storable(words) for words in (reason_code, reason_detail, hint))
     source = run.state
     if to not in MOVES[source]:
         raise IllegalMove(source, to, sorted(MOVES[source]))

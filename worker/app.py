@@ -14,11 +14,13 @@ import threading
 from typing import Any
 
 from celery import Celery, bootsteps
+from celery.platforms import EX_FAILURE
 
 from store.hint import HINT_QUEUE, HINT_TASK
 from worker.data_folder import DataFolderError
+from worker.devices import DevicesError
 from worker.loop import Looker
-from worker.settings import read_settings
+from worker.settings import read_settings, settings_or_exit
 
 log = logging.getLogger("worker")
 
@@ -42,6 +44,8 @@ def _configuration() -> dict[str, Any]:
         "worker_send_task_events": False,
         "broker_connection_retry_on_startup": True,
         "broker_connection_max_retries": None,
+        # A broker that answers and takes nothing (full, read-only, another password) is away like one that is silent.
+        "broker_channel_error_retry": True,
         "broker_connection_timeout": 4,
         "broker_transport_options": {
             "socket_connect_timeout": 4,
@@ -80,10 +84,10 @@ class Looking(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no t
 
     def start(self, parent: Any) -> None:
         log.setLevel(logging.INFO)  # Celery's own default is to say nothing below a warning
-        looker = Looker(read_settings())
+        looker = Looker(settings_or_exit())
         try:
             looker.register()
-        except DataFolderError as error:
+        except (DataFolderError, DevicesError) as error:
             print(error, file=sys.stderr)
             raise SystemExit(1) from error
         Looking.looker = looker
@@ -91,7 +95,13 @@ class Looking(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no t
         self._thread.start()
 
     def stop(self, parent: Any) -> None:
-        """A warm shutdown is a drain: it lasts until the runs have saved and are back in the queue."""
+        """A warm shutdown is a drain: it lasts until the runs have saved and are back in the queue.
+
+        A fault of Celery's own is none: the runs go on, and whoever keeps the worker starts it again.
+        """
+        if parent.exitcode == EX_FAILURE:
+            logging.shutdown()
+            os._exit(EX_FAILURE)
         if Looking.looker is not None and self._thread is not None:
             Looking.looker.stop()
             self._thread.join()
@@ -111,6 +121,7 @@ def hint(run_id: str | None = None) -> None:
 
 
 def main() -> None:
+    settings_or_exit()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stdout)
     app.worker_main(["worker", "--loglevel", "INFO", "--without-gossip", "--without-mingle", "--without-heartbeat"])
 

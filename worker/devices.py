@@ -15,6 +15,34 @@ _QUERY = ["nvidia-smi", "--query-gpu=index,uuid,name,memory.total", "--format=cs
 PATIENCE_S = 10.0
 
 
+class DevicesError(Exception):
+    """The GPUs to give to runs are not those that can be seen; the message says which and why."""
+
+
+def check_visible(number: int, visible: str | None) -> None:
+    """That GPU slots 0 to `number` - 1 are so many GPUs, each its own.
+
+    A run of a slot that nobody can see would train without a GPU, and two of one GPU in each other's memory.
+
+    Args:
+        visible: CUDA_VISIBLE_DEVICES of the worker; None says that it sees all, whichever those are.
+
+    Raises:
+        DevicesError
+    """
+    if visible is None or not number:
+        return
+    names = device_names(range(number), visible)
+    if len(names) < number:
+        raise DevicesError(
+            f"PPO_GPUS is {number}, and CUDA_VISIBLE_DEVICES={visible!r} lets this worker see {len(names)}: set "
+            "PPO_GPUS to at most that, or let it see more"
+        )
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise DevicesError(f"CUDA_VISIBLE_DEVICES={visible!r} names {', '.join(twice)} twice; a GPU is one run's")
+
+
 def describe_gpus(number: int, visible: str | None) -> list[dict[str, Any]]:
     """Name and memory of GPU slots 0 to `number` - 1, in their order; nothing where nobody can say.
 

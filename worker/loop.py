@@ -22,9 +22,9 @@ from store import workers
 from store.queue import Claim, claim
 from store.session import AWAY, make_engine, session_factory
 from worker.data_folder import DataFolderError, is_there, prove_writable
-from worker.devices import describe_gpus
+from worker.devices import DevicesError, check_visible, describe_gpus
 from worker.processes import carries, marks
-from worker.settings import WorkerSettings, read_settings
+from worker.settings import WorkerSettings, settings_or_exit
 
 log = logging.getLogger("worker")
 
@@ -68,10 +68,13 @@ class Looker:
 
         Raises:
             DataFolderError
+            DevicesError: it is to give away GPUs that it does not see.
         """
         settings = self.settings
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        check_visible(settings.gpus, visible)
         token = prove_writable(settings.data_dir, settings.worker_id)
-        devices = describe_gpus(settings.gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
+        devices = describe_gpus(settings.gpus, visible)
 
         def announce() -> None:
             with self.sessions.begin() as session:
@@ -181,7 +184,11 @@ class Looker:
                 process.terminate()
         self._try(self._terminate_inherited)
         deadline = time.monotonic() + self.settings.drain_s + 60
+        beat_at = time.monotonic()
         while time.monotonic() < deadline:
+            if time.monotonic() >= beat_at:  # it may take minutes, in which the worker is not gone
+                self._try(self._beat)
+                beat_at = time.monotonic() + self.settings.poll_s
             self._reap()
             if not self._supervisors and not self._inherited:
                 break
@@ -203,6 +210,10 @@ class Looker:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
 
+    def _beat(self) -> None:
+        with self.sessions.begin() as session:
+            workers.heartbeat(session, self.settings.worker_id)
+
     def _set_state(self, state: str) -> None:
         with self.sessions.begin() as session:
             workers.set_state(session, self.settings.worker_id, state)
@@ -219,12 +230,12 @@ class Looker:
 
 def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stdout)
-    looker = Looker(read_settings())
+    looker = Looker(settings_or_exit())
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: looker.stop())
     try:
         looker.register()
-    except DataFolderError as error:
+    except (DataFolderError, DevicesError) as error:
         print(error, file=sys.stderr)
         return 1
     looker.run()

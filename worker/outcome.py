@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from sqlalchemy.orm import Session
 
-from ppo_core.rundir import ExitCode, RankExit, RankFault, describe_exits, first_lost
+from ppo_core.rundir import ExitCode, RankExit, RankFault, describe_exits, end_error, first_lost, no_space_left
 from store import recovery
 from store.commands import carry_out_kill, finish_open, open_commands
 from store.models import Run
@@ -74,7 +74,7 @@ def _as_started(session: Session, run: Run, to: str, token: int) -> None:
 def from_end(end: dict[str, Any], saved_iteration: int | None, draining: bool) -> Outcome:
     """What the trainer's own last word means."""
     reason = str(end.get("reason") or "")
-    error = end.get("error") or {}
+    error = end_error(end)
     saved = None if saved_iteration is None else f"saved at iteration {saved_iteration}"
     match end.get("code"):
         case ExitCode.DONE:
@@ -127,6 +127,17 @@ def without_end(exits: Sequence[RankExit], ended_by: EndedBy | None, why: str | 
     if any(exit.killed for exit in exits):
         hint = "Signal 9 from outside is most often the kernel, out of memory: look at the machine's log."
     return Outcome("lost", "trainer_lost", f"trainer ended without a word ({describe_exits(exits)})", hint)
+
+
+def without_files(error: OSError, started: bool) -> Outcome:
+    """What it means that the run's folder or the trainer's program cannot be used."""
+    if no_space_left(error):
+        return Outcome(
+            "paused", "disk_full", str(error), "Free space on the disk of PPO_DATA_DIR, then resume the run."
+        )
+    if started:
+        return Outcome("lost", "run_folder", str(error), "Look at the disk that the run's folder lies on.")
+    return Outcome("failed", "trainer_start", str(error), "Look at PPO_TRAINER_COMMAND and at the run's folder.")
 
 
 def write_outcome(session: Session, run_id: str, token: int, outcome: Outcome) -> Run:

@@ -16,12 +16,12 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from sqlalchemy import Connection, select, text
 from sqlalchemy.orm import Session, sessionmaker
 
-from ppo_core.errors import RunDirectoryError
-from ppo_core.rundir import ExitCode, segment_dir
+from ppo_core.rundir import ExitCode, SegmentDir, segment_dir
 from store import leases, recovery, workers
 from store.commands import time_out_unattended
 from store.models import Run, Worker
@@ -34,7 +34,7 @@ from worker.housekeeping import Housekeeping
 from worker.outcome import from_end, write_outcome
 from worker.processes import kill_marked
 from worker.resting_rollbacks import RestingRollbacks
-from worker.settings import WorkerSettings, read_settings
+from worker.settings import WorkerSettings, settings_or_exit
 from worker.webhooks import WebhookSender
 
 log = logging.getLogger("worker.reconcile")
@@ -148,15 +148,9 @@ class Reconciler:
             log.error("run %s: processes %s cannot be ended; it stays recovering", run_id, left)
             return
         folder = segment_dir(self.settings.run_dir(run_id), segment)
-        end = None
-        try:
-            Delivery(self.sessions, run_id, segment, folder).all(token)
-            end = last_word(folder, token)
-        except RunDirectoryError as error:
-            log.error("run %s: its journal cannot be delivered: %s", run_id, error)
+        end = self._settle_files(run_id, token, segment, folder)
         with self.sessions.begin() as session:
             locked_run(session, run_id, expect_token=token)
-            adopt_checkpoints(session, run_id, segment, folder, token)
             if end is not None and end.get("code") in FINAL_CODES:
                 # The trainer had said it all; only the supervisor could no longer write it down.
                 write_outcome(session, run_id, token, from_end(end, None, draining=False))
@@ -171,6 +165,24 @@ class Reconciler:
                 hint=run.hint,
             )
             log.warning("run %s is %s again", run_id, run.state)
+
+    def _settle_files(self, run_id: str, token: int, segment: int, folder: SegmentDir) -> dict[str, Any] | None:
+        """Bring what the attempt left in its folder to the database; returns its last word, if it left one.
+
+        Whatever is wrong with the files, the run does not stay `recovering` for that: the next attempt meets it.
+        """
+        end = None
+        try:
+            Delivery(self.sessions, run_id, segment, folder).all(token)
+            end = last_word(folder, token)
+            with self.sessions.begin() as session:
+                locked_run(session, run_id, expect_token=token)
+                adopt_checkpoints(session, run_id, segment, folder, token)
+        except (*AWAY, LeaseLost):
+            raise
+        except Exception:
+            log.exception("run %s: what the lost attempt left cannot be taken up", run_id)
+        return end
 
     def _holds_lock(self) -> bool:
         if self._holder is None or self._holder.invalidated:
@@ -197,7 +209,7 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stdout)
     # It tells whole addresses, and those of webhooks may hold secrets.
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    settings = read_settings()
+    settings = settings_or_exit()
     reconciler, sender = Reconciler(settings), WebhookSender(settings)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: reconciler.stopping.set())

@@ -47,11 +47,11 @@ from store.session import AWAY, make_engine, session_factory
 from worker.attempt import Attempt
 from worker.attempt_view import AttemptView
 from worker.delivery import Delivery
-from worker.outcome import EndedBy, Outcome, write_outcome
+from worker.outcome import EndedBy, Outcome, without_files, write_outcome
 from worker.processes import kill_marked
 from worker.prune import Pruner
 from worker.segment_start import KilledBeforeStart, Prepared, loaded_checkpoint, prepare
-from worker.settings import WorkerSettings, read_settings
+from worker.settings import WorkerSettings, settings_or_exit
 from worker.target_check import TargetCheck, TargetChecks
 from worker.trainer_process import RankStart, TrainerProcesses
 
@@ -86,12 +86,14 @@ class Supervisor:
         self.sessions: sessionmaker[Session] = session_factory(self.engine)
         self.draining = False
         self._drain_until: float | None = None
+        self._drain_sent = False
         self._drain_told = False
         self._stop_until: float | None = None
         self._back_until: float | None = None
         self._killed = False
         self._checks = TargetChecks()
         self._handed_over: dict[str, str] = {}
+        self._complained: set[str] = set()
         self._renew_at = 0.0
         self._look_at = 0.0
         self._is_away = False
@@ -120,12 +122,12 @@ class Supervisor:
                 self._end_now(attempt)
                 self._tell_the_last(attempt)
             return 3
-        except (PPOCoreError, OSError) as error:
+        except PPOCoreError as error:
             log.error("the run cannot go on: %s", error)
-            code, hint = "trainer_start", "Look at PPO_TRAINER_COMMAND and at the run's folder."
-            if isinstance(error, PPOCoreError):
-                code, hint = error.code, error.hint
-            outcome = Outcome("failed", code, str(error), hint)
+            outcome = Outcome("failed", error.code, str(error), error.hint)
+        except OSError as error:
+            log.error("the run cannot go on: %s", error)
+            outcome = without_files(error, attempt is not None)
         except Exception as error:
             log.exception("fault of the supervisor")
             hint = "This is a fault of the platform; the supervisor's log lies in the run's folder."
@@ -217,7 +219,7 @@ class Supervisor:
         attempt.delivery.step(self.token)
         with self.sessions.begin() as session:
             self._take_commands(session, attempt)
-            if self._drain_until is not None and not self._drain_told:
+            if self._drain_sent and not self._drain_told:
                 state = locked_run(session, self.run_id, expect_token=self.token).state
                 if state in ("starting", "running"):
                     transition(session, self.run_id, "stopping", expect_token=self.token, reason_code="drain")
@@ -265,7 +267,8 @@ class Supervisor:
                 transition(session, self.run_id, "pausing", expect_token=self.token, reason_code="pause")
             if command_id in self._handed_over:
                 continue
-            send_command(attempt.segment, ControlCommand(command_id, cast(CommandKind, kind), self.token))
+            if not self._hand_over(attempt, command_id, cast(CommandKind, kind)):
+                continue
             self._handed_over[command_id] = kind
             if status == "pending":
                 mark_delivered(session, command_id)
@@ -281,18 +284,32 @@ class Supervisor:
             return
         if state in ("starting", "running", "pausing"):
             transition(session, self.run_id, "stopping", expect_token=self.token, reason_code="rollback")
-        send_command(attempt.segment, ControlCommand(asked.command.id, "stop", self.token))
-        self._handed_over[asked.command.id] = "rollback"
-        self._back_until = time.monotonic() + self.settings.rollback_stop_s
+        self._back_until = self._back_until or time.monotonic() + self.settings.rollback_stop_s
+        if self._hand_over(attempt, asked.command.id, "stop"):
+            self._handed_over[asked.command.id] = "rollback"
+
+    def _hand_over(self, attempt: Attempt, command_id: str, kind: CommandKind) -> bool:
+        """Leave a command for the trainer; False where the disk takes none, to be tried again.
+
+        What is urgent has a deadline, and then a signal that needs no disk.
+        """
+        try:
+            send_command(attempt.segment, ControlCommand(command_id, kind, self.token))
+        except OSError as error:
+            if command_id not in self._complained:
+                log.error("%s cannot be handed over: %s", command_id, error)
+            self._complained.add(command_id)
+            return False
+        return True
 
     def _decide(self, attempt: Attempt) -> None:
         """What needs no database: begin to drain, and end a trainer whose time is over."""
         now = time.monotonic()
-        if self.draining and self._drain_until is None:
-            self._drain_until = now + self.settings.drain_s
-            # A run that pauses or stops comes to rest with a checkpoint anyway.
-            if not {"pause", "stop", "rollback"} & set(self._handed_over.values()):
-                send_command(attempt.segment, ControlCommand(f"drain-{self.token}", "stop", self.token))
+        if self.draining:
+            self._drain_until = self._drain_until or now + self.settings.drain_s
+            # A run that pauses or stops comes to rest with a checkpoint anyway, unless its pause is withdrawn.
+            if not self._drain_sent and not {"pause", "stop", "rollback"} & set(self._handed_over.values()):
+                self._drain_sent = self._hand_over(attempt, f"drain-{self.token}", "stop")
         if self._killed and attempt.ended_by != "kill":
             attempt.end("kill", "a kill was asked")
         if attempt.ended_by is not None:
@@ -394,7 +411,7 @@ def main() -> int:
     parser.add_argument("token", type=int, help="lease token of the claim")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stdout)
-    supervisor = Supervisor(read_settings(), arguments.run_id, arguments.token)
+    supervisor = Supervisor(settings_or_exit(), arguments.run_id, arguments.token)
     signal.signal(signal.SIGTERM, supervisor.drain)
     # A terminal's Ctrl-C and hang-up are for whoever started the platform; it drains us by SIGTERM.
     for ignored in (signal.SIGINT, signal.SIGHUP):

@@ -21,6 +21,9 @@ EventType = Literal[
     "started", "phase", "metrics", "samples", "checkpoint", "alert", "preflight", "ack", "note", "shares", "end"
 ]
 
+# What four bytes hold, as readers of a journal keep it.
+_MOST_ITERATIONS = 2**31 - 1
+
 
 class ExitCode(enum.IntEnum):
     """What a trainer leaves with, and the `code` of its journal's `end` event."""
@@ -76,16 +79,16 @@ def decode_event(line: str | bytes) -> Event:
         fields = json.loads(line)
         nonfinite = fields.pop("nonfinite", {})
         event = Event(**fields)
-        if (
-            not isinstance(event.seq, int)
-            or not isinstance(event.iteration, int)
-            or not isinstance(event.payload, dict)
-        ):
+        if not (type(event.seq) is int and type(event.iteration) is int and isinstance(event.payload, dict)):
             raise ValueError("seq and iteration are whole numbers, payload is an object")
+        if not 0 <= event.iteration <= _MOST_ITERATIONS:
+            raise ValueError(f"iteration {event.iteration} is not between 0 and {_MOST_ITERATIONS}")
+        if not isinstance(event.type, str) or not isinstance(event.time, str):
+            raise ValueError("type and time are text")
         for name, value in nonfinite.items():
             if name in event.payload:  # Metrics are flat; deeper places stay null.
                 event.payload[name] = float(value)
-    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise RunDirectoryError(f"not a journal line: {line[:200]!r}: {error}") from error
     return event
 

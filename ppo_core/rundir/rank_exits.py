@@ -112,6 +112,12 @@ def find_fault(segment: SegmentDir, attempt: int, exits: Sequence[RankExit]) -> 
     return None
 
 
+def end_error(end: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The `error` of a journal's `end`, whatever a trainer wrote there; empty where it tells of none."""
+    error = end.get("error") or {}
+    return error if isinstance(error, Mapping) else {"message": str(error)}
+
+
 def echoes_a_rank(end: Mapping[str, Any], exits: Sequence[RankExit], fault: RankFault | None) -> bool:
     """Whether the fault of a journal's `end` is only what another rank's end looked like to rank 0.
 
@@ -122,7 +128,7 @@ def echoes_a_rank(end: Mapping[str, Any], exits: Sequence[RankExit], fault: Rank
         end: the payload of the `end` event.
         exits, fault: how the ranks left, and what `find_fault` says of them.
     """
-    error = end.get("error") or {}
+    error = end_error(end)
     if end.get("code") != ExitCode.FAULT or error.get("code") != UNNAMED:
         return False
     if fault is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import random
 import socket
 from collections.abc import Mapping, Sequence
@@ -80,5 +81,7 @@ def device_names(gpus: Sequence[int], visible: str | None) -> list[str]:
     """
     if visible is None:
         return [str(number) for number in gpus]
-    names = [name for name in visible.split(",") if name]
+    names = [name for part in visible.split(",") if (name := part.strip())]
+    # CUDA reads the list up to the first name of no device, and -1 is how people write that.
+    names = list(itertools.takewhile(lambda name: not name.startswith("-"), names))
     return [names[number] for number in gpus if number < len(names)]

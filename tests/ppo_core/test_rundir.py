@@ -214,9 +214,13 @@ def test_any_text_is_one_line_and_comes_back(text: str) -> None:
         b'{"seq":1,"type":"note","iteration":1,"time":"","payload":null}',
         b'{"seq":1,"type":"note","iteration":1,"time":"","payload":{},"more":1}',
         b'{"seq":1,"type":"note","iteration":1,"time":"","payload":{"a":null},"nonfinite":{"a":"x"}}',
+        b'{"seq":1,"type":"note","iteration":1,"time":"","payload":{"a":null},"nonfinite":{"a":1' + b"0" * 400 + b"}}",
+        b'{"seq":1,"type":"note","iteration":2147483648,"time":"","payload":{}}',
+        b'{"seq":1,"type":"note","iteration":-1,"time":"","payload":{}}',
+        b'{"seq":1,"type":7,"iteration":1,"time":"","payload":{}}',
         b"[" * 100_000,
     ],
-    ids=range(12),
+    ids=range(16),
 )
 def test_what_is_no_journal_line_is_refused(line: bytes) -> None:
     with pytest.raises(RunDirectoryError, match="not a journal line"):

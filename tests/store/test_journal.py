@@ -198,6 +198,32 @@ def test_bad_metric_is_refused_alone(attempt: Attempt) -> None:
     assert attempt.events("metrics") == [{"good": 1.0}]
 
 
+@pytest.mark.parametrize(
+    ("type", "payload"),
+    [
+        ("phase", {"phase": "roll\0out", "deadline_s": 5}),
+        ("phase", {"phase": {"is": "no text"}}),
+        ("phase", {"phase": "rollout", "deadline_s": -1e300}),
+        ("ack", {"command": "c-\0", "status": "accepted"}),
+        ("checkpoint", {"path": "p", "bytes": 2**80, "manifest_sha256": "m", "reason": "schedule"}),
+        ("checkpoint", {"path": "p", "bytes": 1, "manifest_sha256": None, "reason": "schedule"}),
+    ],
+)
+def test_a_line_that_the_database_refuses_is_lost_alone(attempt: Attempt, type: str, payload: dict[str, Any]) -> None:
+    attempt.write("started", pid=1)
+    attempt.metrics(1, {"a": 1.0})
+    attempt.write(type, 1, **payload)
+    attempt.metrics(2, {"a": 2.0})
+    attempt.deliver()
+    attempt.deliver()
+    assert attempt.points("a") == [(1, 1.0), (2, 2.0)]
+    (note,) = attempt.events("note")
+    assert note["message"].startswith(f"journal line 3 ({type}) is refused: ")
+    assert attempt.run.state == "running"
+    assert [len(attempt.events(each)) for each in ("started", "metrics")] == [1, 2]
+    assert journal_position(attempt.session, attempt.run.id, 1)[0] == 4
+
+
 def test_latest_value_is_of_the_newest_iteration_that_had_one(attempt: Attempt) -> None:
     attempt.metrics(1, {"always": 1.0, "seldom": 5.0})
     attempt.metrics(2, {"always": 2.0})

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from sqlalchemy import select, text, update
@@ -25,6 +26,12 @@ def test_new_run_is_queued_with_a_segment_and_an_event(session: Session, make_ru
     assert session.get_one(Segment, (run.id, 1)).spec == {"seed": 1}
     (event,) = _events(session, run.id)
     assert (event.type, event.actor, event.payload["to"]) == ("state", "ada", "queued")
+
+
+def test_a_reason_may_quote_whatever_a_trainer_wrote(session: Session, make_run: Callable[..., Run]) -> None:
+    hint: Any = {"no": "text"}
+    run = transition(session, make_run().id, "stopped", reason_code="x\0", reason_detail="half \ud800", hint=hint)
+    assert (run.reason_code, run.reason_detail, run.hint) == ("x\u2400", "half \ufffd", "{'no': 'text'}")
 
 
 def test_transition_sets_the_reason_and_records_the_move(session: Session, make_run: Callable[..., Run]) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from worker import devices
-from worker.devices import describe_gpus
+from worker.devices import DevicesError, check_visible, describe_gpus
 
 ROWS = """\
 0, GPU-aaa, NVIDIA H200, 143771
@@ -34,6 +34,17 @@ def test_slots_are_named_in_the_order_in_which_they_are_given_out(nvidia_smi: Pa
     assert [gpu["name"] for gpu in describe_gpus(2, "GPU-bbb,0")] == ["NVIDIA A100", "NVIDIA H200"]
     assert describe_gpus(1, "2") == [{"name": "NVIDIA GB10", "memory_gib": None}]
     assert describe_gpus(1, "MIG-x") == [{"name": None, "memory_gib": None}]
+
+
+@pytest.mark.parametrize(("number", "visible"), [(0, ""), (2, None), (2, "1, 0"), (1, "GPU-aaa,GPU-bbb"), (1, "0,-1")])
+def test_slots_that_are_gpus_of_their_own_are_given_away(number: int, visible: str | None) -> None:
+    check_visible(number, visible)
+
+
+@pytest.mark.parametrize("visible", ["", "0", "-1", "0,-1,1", "0,,", "0,0", "GPU-aaa, GPU-aaa"])
+def test_slots_that_nobody_sees_or_that_are_one_gpu_are_refused(visible: str) -> None:
+    with pytest.raises(DevicesError, match="CUDA_VISIBLE_DEVICES"):
+        check_visible(2, visible)
 
 
 def test_without_gpus_nobody_is_asked(nvidia_smi: Path) -> None:

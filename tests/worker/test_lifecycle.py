@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 from sqlalchemy import select, update
 
+from store.commands import request_command
 from store.models import Checkpoint, Run, Segment
 from store.runs import transition
 from store.states import TERMINAL
-from tests.worker.platform import Platform
+from tests.worker.platform import Platform, wait_until
 from worker.processes import marked_processes
 
 pytestmark = pytest.mark.stack
@@ -223,6 +224,23 @@ def test_drain_saves_and_requeues_and_the_next_worker_goes_on(worker: Platform) 
     iterations = [iteration for _, _, iteration, _, what in worker.witnessed(run_id) if what == "iteration"]
     assert iterations == list(range(1, 31))  # nothing twice, nothing missing
     _at_rest(worker, run_id)
+
+
+def test_a_pause_that_is_withdrawn_leaves_the_drain_in_force(worker: Platform) -> None:
+    """Its trainer was late for the pause, and must not train on until the drain's own time is over."""
+    run_id = worker.submit(10_000)
+    worker.wait(run_id, lambda run: run.iteration >= 2)
+    trainer = worker.trainer_pid(run_id)
+    os.kill(trainer, signal.SIGSTOP)
+    with worker.sessions.begin() as session:
+        asked = request_command(session, run_id, "pause", "test", 2).id
+    wait_until(lambda: worker.command(asked).status == "delivered")
+    worker.processes[0].terminate()
+    wait_until(lambda: worker.command(asked).status == "timed_out")
+    os.kill(trainer, signal.SIGCONT)
+    run = worker.wait_state(run_id, "queued", timeout_s=20)
+    assert (run.reason_code, run.infrastructure_failures) == ("drained", 0)
+    assert worker.processes[0].wait(20) == 0
 
 
 def test_trainer_sees_neither_database_nor_broker(platform: Platform) -> None:

@@ -9,12 +9,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import redis
 from celery import Celery
 
 from store.hint import HINT_QUEUE, HINT_TASK
 from store.migrate import migrate
 from store.states import TERMINAL
 from tests.real_postgres import RealPostgres
+from tests.real_redis import RealRedis
 from tests.worker.platform import Platform
 
 pytestmark = pytest.mark.stack
@@ -95,6 +97,24 @@ def test_message_that_is_no_hint_does_no_harm(
 def test_worker_finds_runs_with_no_broker_to_be_reached(platform: Platform, tmp_path: Path) -> None:
     platform.start("worker.app", REDIS_URL=f"redis+socket://{tmp_path}/nothing.sock")
     assert platform.wait_state(platform.submit(5), *TERMINAL).state == "succeeded"
+
+
+def test_a_broker_that_takes_nothing_ends_neither_worker_nor_runs(platform: Platform) -> None:
+    """A full Redis answers, and refuses every write: to the worker that is there, and to one that starts."""
+    with RealRedis() as broker, redis.Redis(unix_socket_path=str(broker.socket)) as client:
+        first = platform.start("worker.app", REDIS_URL=broker.url)
+        long = platform.submit(10_000, iteration_s=0.1)
+        platform.wait(long, lambda run: run.iteration >= 1)
+        client.config_set("maxmemory", "1")
+        client.config_set("maxmemory-policy", "noeviction")
+        with pytest.raises(redis.ResponseError):
+            client.set("any", "thing")
+        assert platform.wait_state(platform.submit(5), *TERMINAL).state == "succeeded"
+        first.kill()
+        second = platform.start("worker.app", REDIS_URL=broker.url)
+        assert platform.wait_state(platform.submit(5), *TERMINAL).state == "succeeded"
+        assert second.poll() is None
+        assert platform.states(long) == ["queued", "starting", "running"]
 
 
 def test_data_folder_that_cannot_be_written_is_refused(platform: Platform) -> None:

@@ -1,5 +1,6 @@
 """What ends mean, as pure decisions, and how they are written."""
 
+import errno
 from collections.abc import Callable
 
 import pytest
@@ -12,7 +13,7 @@ from store.ids import new_id
 from store.models import Run
 from store.queue import claim
 from store.runs import LeaseLost, create_run, transition
-from worker.outcome import EndedBy, Outcome, from_end, stopped_unasked, without_end, write_outcome
+from worker.outcome import EndedBy, Outcome, from_end, stopped_unasked, without_end, without_files, write_outcome
 
 ERROR = {"code": "reward", "message": "too few scores", "hint": "run it by hand", "traceback": ""}
 
@@ -40,6 +41,13 @@ def test_code_of_the_last_word_decides(code: int, reason: str, kind: str, reason
 def test_a_pause_with_an_error_says_what_holds_it_up() -> None:
     outcome = from_end({"code": 10, "reason": "disk_full", "error": {**ERROR, "code": "disk_full"}}, 20, False)
     assert outcome == Outcome("paused", "disk_full", "too few scores", "run it by hand")
+
+
+def test_a_full_disk_pauses_and_another_fault_of_the_folder_is_a_loss_once_it_trained() -> None:
+    full, broken = OSError(errno.ENOSPC, "No space left on device"), OSError(errno.EIO, "Input/output error")
+    assert without_files(full, started=False).kind == without_files(full, started=True).kind == "paused"
+    assert without_files(broken, started=True).kind == "lost"
+    assert without_files(broken, started=False).kind == "failed"
 
 
 def test_stop_of_a_draining_worker_requeues() -> None:

@@ -1,5 +1,6 @@
 """What the reconciler puts right, one look at a time."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -82,6 +83,28 @@ def test_fault_that_only_the_journal_knows_fails_the_run(claimed: Claimed, recon
     reconciler.look()
     run = claimed.run()
     assert (run.state, run.reason_code, run.reason_detail) == ("failed", "reward", "no scores")
+
+
+@pytest.mark.parametrize("error", [{"code": "reward", "message": "no \0 score", "hint": 7}, "no \ud800 score"])
+def test_a_last_word_of_any_shape_ends_the_run(claimed: Claimed, reconciler: Reconciler, error: Any) -> None:
+    _journal(claimed, ("end", 1, {"code": 65, "reason": "error", "error": error}))
+    _expire(claimed)
+    reconciler.look()
+    run = claimed.run()
+    assert run.state == "failed"
+    assert re.fullmatch("no . score", str(run.reason_detail))
+
+
+def test_files_of_a_lost_attempt_that_are_not_what_they_should_be_do_not_keep_it(
+    claimed: Claimed, reconciler: Reconciler
+) -> None:
+    """Recovering is no state to stay in: no slot, no kill and no retry is possible there."""
+    _journal(claimed)
+    claimed.segment().journal.unlink()
+    claimed.segment().journal.mkdir()
+    _expire(claimed)
+    reconciler.look()
+    assert claimed.run().state == "queued"
 
 
 def test_checkpoint_that_a_lost_attempt_could_not_tell_of_is_taken_up(claimed: Claimed, reconciler: Reconciler) -> None:

@@ -25,6 +25,32 @@ def test_renewal_has_to_fit_twice_into_a_lease(tmp_path: Path) -> None:
         WorkerSettings(database_url="postgresql://x", data_dir=tmp_path, lease_s=5, renew_s=4)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("PPO_DATA_DIR", None),
+        ("PPO_DATA_DIR", ""),
+        ("PPO_CPU_SLOTS", "many"),
+        ("PPO_LEASE_S", "inf"),
+        ("PPO_POLL_S", "1e308"),
+        ("PPO_TRAINER_COMMAND", "python 'unclosed"),
+        ("PPO_TRAINER_COMMAND", " "),
+    ],
+)
+@pytest.mark.parametrize("module", ["worker.app", "worker.loop", "worker.reconcile"])
+def test_a_setting_that_cannot_be_used_is_named_without_any_secret(
+    tmp_path: Path, module: str, name: str, value: str | None
+) -> None:
+    given = {"DATABASE_URL": "postgresql://u:secret@/nothing", "PPO_DATA_DIR": str(tmp_path), name: value}
+    environment = {"PATH": "/usr/bin:/bin", **{key: value for key, value in given.items() if value is not None}}
+    words = [sys.executable, "-m", module]
+    ended = subprocess.run(words, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    assert ended.returncode == 1
+    assert ended.stderr.startswith(f"{name}: ")
+    assert len(ended.stderr.splitlines()) == 1
+    assert "secret" not in ended.stdout + ended.stderr
+
+
 def test_trainer_command_may_be_replaced(tmp_path: Path) -> None:
     settings = WorkerSettings(database_url="postgresql://x", data_dir=tmp_path)
     assert settings.trainer_words == [sys.executable, "-m", "ppo_core.main"]

@@ -41,6 +41,8 @@ def test_gpus_are_counted_among_those_that_may_be_seen() -> None:
     assert device_names((1, 2), "4,GPU-ab,6") == ["GPU-ab", "6"]
     assert device_names((0, 3), "4,5") == ["4"]
     assert device_names((0,), "") == []
+    assert device_names((0, 1), "6, 7") == ["6", "7"]
+    assert device_names((0, 1), "6,-1,7") == ["6"]
 
 
 def test_a_port_is_free_and_not_one_that_outgoing_connections_get() -> None:
