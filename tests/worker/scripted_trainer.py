@@ -5,6 +5,7 @@ written as JSON in the environment variable PPO_SCRIPTED, and under `scripted` i
 
     iterations 10 (the spec's own, if it has some)   iteration_s 0.05     loading_s 0
     checkpoint_every 5      checkpoint_bytes 100     metrics 5 a line     samples 2 a line
+    also [name, ...]: more metrics in every line
     nan_at, die_at, hang_at: iterations; `attempts` (a number, default 1) says in how many attempts the last two count
     end_at [iteration, code]                         fail_loading code    torn_at: dies in the middle of a line
     disk_full_at: iteration from which on no checkpoint can be written, in the first `attempts` attempts
@@ -217,6 +218,7 @@ class ScriptedTrainer:
             "reward/score_mean",
             "kl/ref_token",
             *(f"scripted/{n}" for n in range((self.knob("metrics") or 5) - 2)),
+            *(self.knob("also") or ()),
         ]
         metrics = {name: iteration + number / 8 for number, name in enumerate(names)}
         if self.knob("nan_at") == iteration:

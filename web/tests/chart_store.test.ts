@@ -80,6 +80,93 @@ describe("ChartStore", () => {
     expect(store.abandoned).toEqual([1]);
   });
 
+  describe("of metrics that come into sight later", () => {
+    const OTHER = "response/empty";
+    const line = (name: string, x: number[], segment = 1, active = true): SeriesData => ({
+      run: "r", name, segment, active, bucket: 1, x, y: x, min: x, max: x, nonfinite: [],
+    });
+    const asked = (call: number): string[] => {
+      const address = String((fetched.mock.calls as unknown[][])[call]?.[0]);
+      return new URL(address, "http://host").searchParams.get("names")?.split(",") ?? [];
+    };
+
+    async function loaded(): Promise<ChartStore> {
+      fetched.mockResolvedValueOnce(answer(3, [1, 2, 3]));
+      const store = new ChartStore("r");
+      await store.load();
+      return store;
+    }
+
+    it("asks once for those that panels want together, and only for new ones", async () => {
+      const store = await loaded();
+      expect(asked(0)).not.toContain(OTHER);
+      fetched.mockResolvedValueOnce(Response.json({ series: [line(OTHER, [1, 2, 3])], cursors: { r: 3 } }));
+      store.want([NAME, OTHER]);
+      store.want(["data/response_tokens"]);
+      store.want([OTHER]);
+      expect(store.has(OTHER)).toBe(false);
+      await vi.waitFor(() => expect(store.has(OTHER)).toBe(true));
+      expect(asked(1)).toEqual([OTHER, "data/response_tokens"]);
+      expect(fetched).toHaveBeenCalledTimes(2);
+      expect(store.lines.get(OTHER)?.x).toEqual([1, 2, 3]);
+      expect(drawn(store)).toEqual([1, 2, 3]);
+    });
+
+    it("neither loses nor doubles what comes while they are read", async () => {
+      const store = await loaded();
+      let arrive: (response: Response) => void = () => undefined;
+      fetched.mockReturnValueOnce(new Promise((resolve) => (arrive = resolve)));
+      store.want([OTHER]);
+      await vi.waitFor(() => expect(fetched).toHaveBeenCalledTimes(2));
+      const both = (seq: number): HistoryEvent => ({ ...metrics(seq), payload: { [NAME]: seq, [OTHER]: seq } });
+      store.apply(both(4));
+      store.apply(both(5));
+      // The answer has seen one event more than the stream's first, and one that the stream brings later.
+      arrive(Response.json({ series: [line(OTHER, [2, 4])], cursors: { r: 4 } }));
+      await vi.waitFor(() => expect(store.has(OTHER)).toBe(true));
+      store.apply(both(6));
+      expect(store.lines.get(OTHER)?.x).toEqual([2, 4, 5, 6]);
+      expect(drawn(store)).toEqual([1, 2, 3, 4, 5, 6]);
+    });
+
+    it("does not take a point twice that an answer's bucket already holds", async () => {
+      const store = await loaded();
+      fetched.mockResolvedValueOnce(Response.json({ series: [line(OTHER, [1])], cursors: { r: 5 } }));
+      store.want([OTHER]);
+      await vi.waitFor(() => expect(store.has(OTHER)).toBe(true));
+      store.apply({ ...metrics(5, 2), payload: { [OTHER]: 2 } });
+      store.apply({ ...metrics(6, 3), payload: { [OTHER]: 3 } });
+      expect(store.lines.get(OTHER)?.x).toEqual([1, 3]);
+    });
+
+    it("reads them again with all others, and what came into sight meanwhile", async () => {
+      const store = await loaded();
+      let arrive: (response: Response) => void = () => undefined;
+      fetched.mockReturnValueOnce(new Promise((resolve) => (arrive = resolve)));
+      const loading = store.load();
+      fetched.mockResolvedValueOnce(Response.json({ series: [line(OTHER, [1])], cursors: { r: 3 } }));
+      store.want([OTHER]);
+      await vi.waitFor(() => expect(store.has(OTHER)).toBe(true));
+      fetched.mockResolvedValueOnce(
+        Response.json({ series: [line(OTHER, [1, 2], 2), line(OTHER, [3], 1, false)], cursors: { r: 9 } }),
+      );
+      arrive(answer(8, [1, 2]));
+      await loading;
+      expect(drawn(store)).toEqual([1, 2]);
+      expect(store.lines.get(OTHER)?.x).toEqual([1, 2]);
+      expect(store.ghosts.map((ghost) => [ghost.segment, ghost.lines.get(OTHER)?.x])).toEqual([[1, [3]]]);
+    });
+
+    it("asks in parts where there are more than the api answers at once", async () => {
+      const store = await loaded();
+      fetched.mockImplementation(() => Promise.resolve(Response.json({ series: [], cursors: { r: 3 } })));
+      const many = Array.from({ length: 130 }, (_, index) => `reward/source_mean/${index}`);
+      store.want(many);
+      await vi.waitFor(() => expect(store.has("reward/source_mean/129")).toBe(true));
+      expect([asked(1).length, asked(2).length]).toEqual([100, 30]);
+    });
+  });
+
   it("leaves a segment that it does not know yet to the next reading", async () => {
     fetched.mockResolvedValue(answer(3, [1, 2, 3]));
     const store = new ChartStore("r");

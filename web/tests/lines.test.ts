@@ -11,7 +11,7 @@ function metrics(iteration: number, payload: Record<string, unknown>): HistoryEv
   return { seq: iteration, segment: 1, type: "metrics", iteration, time: "", payload };
 }
 
-const NAMES = new Set(["kl"]);
+const wanted = (name: string): boolean => name === "kl";
 
 describe("linesOf", () => {
   it("drops what an earlier segment has from a later one's start on", () => {
@@ -42,22 +42,22 @@ describe("ghostsOf", () => {
 describe("addMetrics", () => {
   it("adds an iteration once", () => {
     const lines = linesOf([series({ x: [1], y: [1] })]);
-    addMetrics(lines, NAMES, metrics(1, { kl: 9 }));
-    addMetrics(lines, NAMES, metrics(2, { kl: 2 }));
-    addMetrics(lines, NAMES, metrics(2, { kl: 9 }));
+    addMetrics(lines, wanted, metrics(1, { kl: 9 }));
+    addMetrics(lines, wanted, metrics(2, { kl: 2 }));
+    addMetrics(lines, wanted, metrics(2, { kl: 9 }));
     expect(lines.get("kl")).toMatchObject({ x: [1, 2], y: [1, 2] });
   });
 
   it("tells undefined, NaN and infinite apart from a number", () => {
     const lines = linesOf([]);
-    addMetrics(lines, NAMES, metrics(1, { kl: null }));
-    addMetrics(lines, NAMES, metrics(2, { kl: null, nonfinite: { kl: "NaN" } }));
+    addMetrics(lines, wanted, metrics(1, { kl: null }));
+    addMetrics(lines, wanted, metrics(2, { kl: null, nonfinite: { kl: "NaN" } }));
     expect(lines.get("kl")).toMatchObject({ x: [1, 2], y: [null, null], nonfinite: [2] });
   });
 
   it("takes no metric that is not charted", () => {
     const lines = linesOf([]);
-    addMetrics(lines, NAMES, metrics(1, { other: 1 }));
+    addMetrics(lines, wanted, metrics(1, { other: 1 }));
     expect(lines.size).toBe(0);
   });
 });

@@ -62,14 +62,14 @@ function cutFrom(line: Line, start: number): void {
   line.nonfinite = line.nonfinite.filter((x) => x < start);
 }
 
-/** Add one iteration's metrics. An iteration that a line already has is left as it is. */
-export function addMetrics(lines: Lines, names: ReadonlySet<string>, event: HistoryEvent): void {
+/** Add one iteration's metrics, as far as they are wanted. An iteration that a line already has is left as it is. */
+export function addMetrics(lines: Lines, wanted: (name: string) => boolean, event: HistoryEvent): void {
   const iteration = event.iteration;
   if (iteration === null) return;
   const { nonfinite, ...values } = event.payload;
   const marked = (nonfinite ?? {}) as Record<string, string>;
   for (const [name, value] of Object.entries(values)) {
-    if (!names.has(name)) continue;
+    if (!wanted(name)) continue;
     const line = lines.get(name) ?? emptyLine();
     lines.set(name, line);
     if (iteration <= (line.x.at(-1) ?? -Infinity)) continue;

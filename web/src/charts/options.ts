@@ -9,6 +9,8 @@ import { metricsOf, type Panel } from "./panels";
 
 /** On a logarithmic axis zero has no place; below this, values are drawn at it. */
 export const LOG_FLOOR = 1e-8;
+/** Lines beyond so many have the first ones' colours again, dashed. */
+export const NUM_COLOURS = 4;
 const FONT = "11px system-ui, sans-serif";
 
 /** What the drawing asks for anew each time, since it changes under way. */
@@ -72,7 +74,7 @@ export function chartOptions(panel: Panel, size: { width: number; height: number
   const names = metricsOf(panel);
   const log = panel.scale === "log";
   const drawn = (some: string[]): boolean => some.some((name) => now.shown(name) && (now.line(name)?.x.length ?? 0) > 0);
-  const colours = names.map((_, index) => colour(`series-${index + 1}`));
+  const colours = names.map((_, index) => colour(`series-${(index % NUM_COLOURS) + 1}`));
   const scales: uPlot.Scales = {
     x: { time: false, range: () => now.window() },
     y: { range: yRange(panel, "y", now), ...(log ? { distr: 3 as const, log: 10 as const } : {}) },
@@ -98,6 +100,7 @@ export function chartOptions(panel: Panel, size: { width: number; height: number
           scale: scaleOf(panel, name),
           stroke,
           width: 1.25,
+          ...(index >= NUM_COLOURS ? { dash: [5, 3] } : {}),
           spanGaps: false,
           show: now.shown(name),
           points: { show: (u, at) => fewPoints(u, at), size: 5, fill: stroke, stroke },

@@ -1,16 +1,6 @@
-/** A metric's definition by name, families included, and whether a value lies outside the healthy band. */
+/** Whether a value lies outside the healthy band. */
 
 import type { MetricDefinition } from "../../api/types";
-
-/** `policy/approx_kl/epoch_2` is defined by `policy/approx_kl/epoch_*`. */
-export function definitionOf(registry: Map<string, MetricDefinition>, name: string): MetricDefinition | undefined {
-  const exact = registry.get(name);
-  if (exact) return exact;
-  for (const [pattern, definition] of registry) {
-    if (pattern.endsWith("*") && name.startsWith(pattern.slice(0, -1))) return definition;
-  }
-  return undefined;
-}
 
 /** Only bands on the value itself can be judged by one value; the others need the run's history. */
 export function outside(definition: MetricDefinition | undefined, value: number | null): "warn" | "red" | null {
