@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,11 +26,11 @@ from ppo_core.spec import (
     changeable,
     differences,
     misfits_with_checkpoint,
-    parse_spec,
     pointer_of,
     refusals,
     repeats,
     too_few_iterations,
+    with_defaults,
 )
 from store import lineage, run_read
 from store.checkpoints import record_verification
@@ -77,8 +76,8 @@ def plan(
     if run is None:
         raise not_found("run", run_id)
     target = _target(database, settings.data_dir, run_id, checkpoint_id)
-    at_checkpoint = _whole(database.get_one(Segment, (run_id, target.segment)).spec)
-    now = _whole(run_read.active_spec(database, run))
+    at_checkpoint = with_defaults(database.get_one(Segment, (run_id, target.segment)).spec)
+    now = with_defaults(run_read.active_spec(database, run))
     behind = None if fork else lineage.left_behind(database, run, target)
     sent = checkpoint_message(target, reasons_to_stay(database, run).get(target.id, ()))
     database.expunge_all()
@@ -212,10 +211,3 @@ def _repeats_exactly(plan: Plan) -> bool:
     spec = plan.spec
     exact = spec.rollout.engine == "transformers" and spec.policy.dtype == "float32" and spec.resources.gpus == 0
     return exact and repeats(plan.at_checkpoint, plan.then)
-
-
-def _whole(stored: dict[str, Any]) -> dict[str, Any]:
-    """A stored spec with the defaults of fields that are newer than it."""
-    with contextlib.suppress(SpecFaults):
-        return spec_fields(parse_spec(stored))
-    return stored

@@ -56,7 +56,7 @@ from ppo_core.rundir import (
     send_command,
     verify_checkpoint,
 )
-from ppo_core.spec import Fault, RunSpec, SpecFaults, check_files, parse_spec
+from ppo_core.spec import Fault, RunSpec, SpecFaults, check_files, parse_spec, with_defaults
 
 LOOK_EVERY_S = 0.1
 
@@ -320,7 +320,7 @@ def _start_again(folder: Path, spec: RunSpec, damaged: Collection[Path]) -> Segm
         raise SpecFaults(
             [Fault("", f"--run-dir {folder} has nothing to resume: {error}; leave out --resume")]
         ) from error
-    changed = sorted(_differences(start.spec, spec.model_dump(mode="json")))
+    changed = sorted(_differences(with_defaults(start.spec), spec.model_dump(mode="json")))
     if changed:
         raise SpecFaults(
             [

@@ -17,7 +17,16 @@ from ppo_core.rundir import (
     segments,
     verify_checkpoint,
 )
-from ppo_core.spec import Fault, RunSpec, SpecFaults, differences, misfits_with_checkpoint, refusals, too_few_iterations
+from ppo_core.spec import (
+    Fault,
+    RunSpec,
+    SpecFaults,
+    differences,
+    misfits_with_checkpoint,
+    refusals,
+    too_few_iterations,
+    with_defaults,
+)
 
 
 def rollback_start(folder: Path, spec: RunSpec, text: str) -> SegmentStart:
@@ -60,7 +69,7 @@ def _place(every: dict[int, SegmentDir], text: str) -> tuple[int, int]:
 
 
 def _check_changes(spec: RunSpec, segment: SegmentDir, iteration: int) -> None:
-    kept = segment.read_start().spec
+    kept = with_defaults(segment.read_start().spec)
     faults = refusals(differences(kept, spec.model_dump(mode="json")), {}, fork=False)
     faults += [Fault(pointer, message) for pointer, message in misfits_with_checkpoint(spec, kept).items()]
     too_few = too_few_iterations(spec.iterations, iteration)

@@ -224,17 +224,19 @@ class Watch:
         }
 
     def _suggestion(self, rule: str, metrics: list[str], since: int) -> Payload | None:
-        """Where to go back to and with what; None where neither is known, or going back mends nothing."""
-        name = rule.removeprefix("story:")
-        if rule.startswith("band:"):
-            return None
+        """Where to go back to and with what; None where neither is known.
+
+        A band names a metric, not a cause, so it changes no setting: its remedy says what to look at.
+        """
         before = self._checkpoint_before(since)
-        changes = changes_for(name, self.spec, set(metrics), before[1] if before is not None else 0)
+        changes = changes_for(rule.removeprefix("story:"), self.spec, set(metrics), before[1] if before else 0)
         if before is None and not changes:
             return None
         reason = f"it began at iteration {since}" + (
             f"; {before[0]} is the newest checkpoint before that" if before is not None else "; no checkpoint is older"
         )
+        if rule.startswith("band:"):
+            reason += "; with nothing changed the run repeats itself"
         return {"checkpoint": before[0] if before is not None else None, "changes": changes, "reason": reason}
 
     def _raised(self, kept: dict[str, Any], payload: Payload) -> Payload:

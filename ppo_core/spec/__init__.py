@@ -25,6 +25,7 @@ from ppo_core.spec.loading import (
     resolve_paths,
     spec_paths,
     spec_schema,
+    with_defaults,
 )
 from ppo_core.spec.run_spec import RunSpec
 
@@ -53,4 +54,5 @@ __all__ = [
     "spec_paths",
     "spec_schema",
     "too_few_iterations",
+    "with_defaults",
 ]

@@ -146,6 +146,17 @@ def parse_spec(source: str | Mapping[str, Any]) -> RunSpec:
         raise SpecFaults(_faults(error)) from error
 
 
+def with_defaults(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """A stored spec with the defaults of groups and fields that are newer than it.
+
+    One that is no spec of this version is left as it is.
+    """
+    try:
+        return parse_spec(stored).model_dump(mode="json")
+    except SpecFaults:
+        return dict(stored)
+
+
 def apply_overrides(data: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
     """A copy of `data` with `dotted.field=value` settings applied; values are read as YAML.
 

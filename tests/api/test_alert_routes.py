@@ -122,7 +122,9 @@ def test_a_snooze_that_makes_no_sense_is_refused_with_a_remedy(
     assert any(word in fault["message"] for fault in answer.json()["errors"]), answer.json()
 
 
+@pytest.mark.parametrize("changes", [{"kl.coef": 0.1}, {}])
 def test_the_suggested_way_back_is_posted_as_it_is(
+    changes: dict[str, float],
     operator: TestClient,
     submit: Callable[..., dict[str, Any]],
     raise_alert: Callable[..., str],
@@ -133,10 +135,10 @@ def test_the_suggested_way_back_is_posted_as_it_is(
     saved = SavedRun(sessions, settings.data_dir / "runs" / run, run)
     for iteration in (4, 8):
         saved.save(iteration)
-    suggestion = {"checkpoint": "1:4", "changes": {"kl.coef": 0.1}, "reason": "KL ran away"}
+    suggestion = {"checkpoint": "1:4", "changes": changes, "reason": "KL ran away"}
     alert = raise_alert(run, onset=6, suggestion=suggestion)
     found = operator.get(f"/v1/alerts/{alert}").json()["suggestion"]
-    assert (found["segment"], found["iteration"], found["changes"]) == (1, 4, {"kl.coef": 0.1})
+    assert (found["segment"], found["iteration"], found["changes"]) == (1, 4, changes)
     etag = operator.get(f"/v1/runs/{run}").headers["ETag"]
     headers = {"Idempotency-Key": uuid4().hex, "If-Match": etag}
     answer = operator.post(f"/v1/runs/{run}/rollback", json=found["rollback"], headers=headers)
@@ -145,7 +147,7 @@ def test_the_suggested_way_back_is_posted_as_it_is(
         for row in session.scalars(select(Checkpoint).where(Checkpoint.run_id == run)):
             row.status = "damaged"
     nothing = operator.get(f"/v1/alerts/{alert}").json()["suggestion"]
-    assert (nothing["rollback"], nothing["changes"]) == (None, {"kl.coef": 0.1})
+    assert (nothing["rollback"], nothing["changes"]) == (None, changes)
 
 
 def test_the_preflight_is_what_the_journal_told_last(

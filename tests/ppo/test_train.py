@@ -251,6 +251,42 @@ def test_resume_refuses_another_spec(spec_file: Path, tmp_path: Path) -> None:
     refused(changed, "/kl/coef", "differs")
 
 
+def forget_newer_fields(run_dir: Path) -> None:
+    """As if the folder had been made before these groups and fields were there."""
+    path = segment_dir(run_dir, 1).spec
+    document = json.loads(path.read_text())
+    for group in ("alerts", "preflight"):
+        del document["spec"][group]
+    del document["spec"]["checkpoints"]["keep_best"]
+    path.write_text(json.dumps(document))
+
+
+def test_a_folder_older_than_some_groups_resumes_with_their_defaults(
+    spec_file: Path, tmp_path: Path, scripted: Script
+) -> None:
+    run = tmp_path / "run"
+    scripted(end_at=[2, 75])
+    ppo("train", spec_file, "--run-dir", run)
+    forget_newer_fields(run)
+    scripted()
+    other = ppo("train", spec_file, "--run-dir", run, "--resume", "--set", "alerts.on_critical=stop")
+    refused(other, "/alerts/on_critical", "differs")
+    done = ppo("train", spec_file, "--run-dir", run, "--resume")
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = [event.iteration for event in all_events(segment_dir(run, 1).journal) if event.type == "metrics"]
+    assert told == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_folder_older_than_some_groups_is_gone_back_in(spec_file: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    keep = ("--set", "checkpoints.keep_last=-1")
+    assert ppo("train", spec_file, "--run-dir", run, *keep).returncode == 0
+    forget_newer_fields(run)
+    done = ppo("train", spec_file, "--run-dir", run, "--rollback", "4", *keep)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert segment_dir(run, 2).read_start().spec["alerts"]["on_critical"] == "note"
+
+
 def test_every_fault_of_a_spec_is_one_line(spec_file: Path, tmp_path: Path) -> None:
     done = ppo(
         "train", spec_file, "--run-dir", tmp_path / "run", "--set", "kl.coef=-1", "--set", "update.epoch=3",

@@ -25,7 +25,9 @@ MEMBERS = {
     "policy/clip_fraction/epoch_*": [f"policy/clip_fraction/epoch_{n}" for n in range(1, 7)],
 }
 NAMES = [member for name in METRICS for member in MEMBERS.get(name, [name])]
-GAP = news("band:rollout/engine_gap_mean", raised=60, onset=58, metrics=["rollout/engine_gap_mean"], title="Gap tripled")
+GAP = news(
+    "band:rollout/engine_gap_mean", raised=60, onset=58, metrics=["rollout/engine_gap_mean"], title="Gap tripled"
+)
 # A chart that is drawn has a canvas; the one of a panel that is far away has none.
 DRAWN = """() => [...document.querySelectorAll("[data-panel]")].filter((panel) => panel.querySelector("canvas"))
     .map((panel) => panel.dataset.panel)"""

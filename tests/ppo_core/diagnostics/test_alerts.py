@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from ppo_core.diagnostics.alerts import Payload, Watch
+from ppo_core.registry import metric
 from tests.ppo_core.diagnostics.made_runs import alerts_of, healthy, made_spec, watch_of
 
 KEYS = {
@@ -143,6 +144,19 @@ def test_an_alert_of_a_band_that_is_switched_off_is_forgotten() -> None:
     assert watch.as_dict()["rules"][raised["rule"]]["open"]["id"] == raised["id"]
     off = made_spec(alerts={"bands": {"response/length_mean": None}})
     assert raised["rule"] not in Watch(off, watch.as_dict(), lambda at: None).as_dict()["rules"]
+
+
+def test_an_alert_of_a_band_has_a_remedy_and_a_way_back_that_changes_no_setting() -> None:
+    def before(iteration: int) -> tuple[str, int] | None:
+        return ("1:100", 100) if iteration > 100 else None
+
+    raised, cleared = alerts_of(long_between(120, 150), watch=watch_of(made_spec(), before))
+    assert raised["remedy"] == metric("response/length_mean").remedy
+    assert (raised["suggestion"]["checkpoint"], raised["suggestion"]["changes"]) == ("1:100", {})
+    assert "began at iteration 120" in raised["suggestion"]["reason"]
+    assert cleared["suggestion"] is None
+    (early,) = alerts_of(long_between(60, 400), iterations=70, watch=watch_of(made_spec(), before))
+    assert (early["onset"], early["suggestion"]) == (60, None), "no checkpoint is older"
 
 
 def test_a_tripped_gate_is_an_alert_with_a_way_back_and_a_passed_one_clears_it() -> None:
