@@ -362,6 +362,7 @@ class Supervisor:
 
     def _deliver_rest(self, attempt: Attempt) -> None:
         try:
+            self._renew()  # first: the database may have been away for longer than a lease
             while attempt.delivery.step(self.token):
                 self._renew()
         except (*AWAY, LeaseLost):

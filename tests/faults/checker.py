@@ -140,7 +140,9 @@ def _moves(session: Session, run: Run, expected: Expected) -> Iterator[str]:
     if not claims == run.attempt == run.lease_token:
         yield f"has {claims} claims, {run.attempt} attempts and lease {run.lease_token}"
     started = Counter(row.payload["token"] for row in rows if row.type == "started")
-    if any(number > 1 for number in started.values()) or list(started) != sorted(started):
+    # One that nobody can reach may still be loading when its lease is another's; its history is told in its segment.
+    in_order = expected.beside or list(started) == sorted(started)
+    if any(number > 1 for number in started.values()) or not in_order:
         yield f"trainers started by lease {dict(started)}"
 
 
