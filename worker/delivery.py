@@ -7,9 +7,9 @@ from sqlalchemy.orm import Session, sessionmaker
 from ppo_core.rundir import SegmentDir, read_journal
 from store.journal import ingest, journal_position
 
-# One transaction's worth, some dozens of iterations: between two of them a lease can be renewed, and after the database
+# One transaction's worth, some iterations: between two of them a lease can be renewed, and after the database
 # was away everybody delivers at once, on a machine that has other work.
-BATCH_BYTES = 256 * 1024
+BATCH_BYTES = 64 * 1024
 
 
 class Delivery:
