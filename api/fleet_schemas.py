@@ -40,4 +40,7 @@ class Worker(Message):
     drain_asked_by: str | None = Field(description="Who drained it; null where nobody did.")
     drain_asked_at: Time | None
     data_shared: bool = Field(description="The service found in its own data folder what the worker left in its.")
+    folder_fault: str | None = Field(
+        description="What is wrong with the worker's data folder, and the remedy; it takes no run meanwhile."
+    )
     version: str

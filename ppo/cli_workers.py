@@ -70,10 +70,15 @@ def _table(found: list[Worker]) -> None:
         table.add_column(heading, no_wrap=heading != "slots")
     for worker in found:
         state = worker["state"] if worker["data_shared"] else f"{worker['state']} [another data folder]"
+        if worker["folder_fault"] is not None:
+            state = f"{worker['state']} [takes no run]"
         heard = f"{worker['silent_s']:.0f} s ago"
         slots = "\n".join(_slot(slot) for slot in worker["slots"]) or "none"
         table.add_row(show.plain(worker["id"]), state, heard, show.plain(slots))
     show.out.print(table)
+    for worker in found:
+        if worker["folder_fault"] is not None:
+            show.line(f"{worker['id']} takes no run: {worker['folder_fault']}")
 
 
 def _slot(slot: Slot) -> str:

@@ -329,6 +329,7 @@ class Worker(TypedDict):
     drain_asked_by: str | None
     drain_asked_at: str | None
     data_shared: bool
+    folder_fault: str | None
     version: str
 
 

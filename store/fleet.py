@@ -34,6 +34,11 @@ class WorkerStanding:
     slots: tuple[SlotStanding, ...]
 
     @property
+    def takes_runs(self) -> bool:
+        """Whether it claims what fits: it is alive, not draining, and sees the platform's data folder."""
+        return self.worker.state == "active" and self.worker.folder_fault is None
+
+    @property
     def busy_slots(self) -> int:
         return sum(slot.run_id is not None for slot in self.slots)
 

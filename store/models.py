@@ -283,11 +283,24 @@ class Worker(Base):
     gpus: Mapped[int]
     version: Mapped[str]
     data_token: Mapped[str]  # also in PPO_DATA_DIR/workers/ID: whoever reads both there shares the folder
+    folder_fault: Mapped[str | None]  # why it claims nothing: it does not see the platform's data folder
     devices: Mapped[list[Any]] = mapped_column(server_default=text("'[]'::jsonb"))  # of GPU slots: name, memory_gib
     drain_asked_by: Mapped[str | None]
     drain_asked_at: Mapped[datetime | None]  # until somebody enables it again, however often it restarts
     started_at: Mapped[datetime] = mapped_column(server_default=func.now())
     heartbeat_at: Mapped[datetime] = mapped_column(server_default=func.now())
+
+
+class DataFolder(Base):
+    """The platform's data folder, by the id that lies in it. One row, from the first worker or reconciler on."""
+
+    __tablename__ = "data_folder"
+    __table_args__ = (CheckConstraint("id = 1", name="data_folder_one_row"),)
+
+    id: Mapped[int] = mapped_column(SmallInteger, primary_key=True, autoincrement=False, server_default="1")
+    folder_id: Mapped[str]
+    named_by: Mapped[str]
+    named_at: Mapped[datetime] = mapped_column(server_default=func.now())
 
 
 class WorkerSlot(Base):

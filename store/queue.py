@@ -42,7 +42,7 @@ def claim(session: Session, worker_id: str, lease_s: float, reserve_after_s: flo
     moment are skipped, so two workers never take one run, and no slot is given twice.
     """
     worker = session.get(Worker, worker_id, with_for_update=True, populate_existing=True)
-    if worker is None or worker.state != "active":
+    if worker is None or worker.state != "active" or worker.folder_fault is not None:
         return None
     free = (
         select(WorkerSlot)
@@ -110,7 +110,8 @@ def worker_with_most_room(session: Session, gpus: int) -> str | None:
     return session.scalar(
         select(Worker.id)
         .join(WorkerSlot, WorkerSlot.worker_id == Worker.id)
-        .where(Worker.state == "active", Worker.gpus >= gpus, WorkerSlot.kind == "gpu", WorkerSlot.index < Worker.gpus)
+        .where(Worker.state == "active", Worker.folder_fault.is_(None), Worker.gpus >= gpus)
+        .where(WorkerSlot.kind == "gpu", WorkerSlot.index < Worker.gpus)
         .group_by(Worker.id)
         .order_by(free.desc(), Worker.id)
         .limit(1)

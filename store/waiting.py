@@ -50,7 +50,7 @@ def _held_back(session: Session, workers: Sequence[WorkerStanding]) -> dict[str,
     due = (Run.not_before.is_(None)) | (Run.not_before <= func.now())
     statement = select(Run).where(Run.state == "queued", due, Run.gpus > 1, Run.queued_at <= waited)
     big = session.scalars(statement.order_by(Run.priority.desc(), Run.queued_at, Run.id)).all()
-    active = [standing for standing in workers if standing.worker.state == "active"]
+    active = [standing for standing in workers if standing.takes_runs]
     held = {}
     for standing in active:
         first = next((run for run in big if standing.free("gpu") < run.gpus <= standing.worker.gpus), None)
@@ -84,8 +84,12 @@ def _too_big(run: Run, workers: Sequence[WorkerStanding]) -> str | None:
 
 def _no_place(run: Run, workers: Sequence[WorkerStanding]) -> str | None:
     """Why no worker would take it, were it the only run there is."""
-    active = [standing for standing in workers if standing.worker.state == "active"]
+    active = [standing for standing in workers if standing.takes_runs]
     draining = [standing for standing in workers if standing.worker.state == "draining"]
+    refused = [standing for standing in workers if standing.worker.state == "active" and not standing.takes_runs]
+    if not active and refused:
+        first = refused[0].worker
+        return f"Worker {first.id} takes no run: {first.folder_fault}"
     if not active and not draining:
         return "No worker is connected."
     if not active:
@@ -93,6 +97,8 @@ def _no_place(run: Run, workers: Sequence[WorkerStanding]) -> str | None:
         return f"Every connected worker is draining: {names}." if len(draining) > 1 else f"Worker {names} is draining."
     if any(_capacity(standing, run) for standing in active):
         return None
+    if (kept := next((standing.worker for standing in refused if _capacity(standing, run)), None)) is not None:
+        return f"Worker {kept.id}, which has room for it, takes no run: {kept.folder_fault}"
     if could := [standing.worker.id for standing in draining if _capacity(standing, run)]:
         what, such = ("a CPU slot", "one") if run.gpus == 0 else (_gpus(run.gpus), "them")
         return f"Needs {what}; workers that have {such} are draining: {_names(could)}."
@@ -103,7 +109,7 @@ def _no_place(run: Run, workers: Sequence[WorkerStanding]) -> str | None:
 
 
 def _its_turn(run: Run, workers: Sequence[WorkerStanding], num_ahead: int, held: Mapping[str, Run]) -> str:
-    able = [standing for standing in workers if standing.worker.state == "active" and _capacity(standing, run)]
+    able = [standing for standing in workers if standing.takes_runs and _capacity(standing, run)]
     kind, needed = ("gpu", run.gpus) if run.gpus else ("cpu", 1)
     queue = "Next in the queue" if num_ahead == 0 else f"{num_ahead} in the queue before it"
     room = [standing.worker.id for standing in able if standing.free(kind) >= needed]

@@ -89,12 +89,19 @@ def register(
         )
 
 
-def heartbeat(session: Session, worker_id: str) -> str:
-    """Say that the worker is alive; returns its state. One that was taken for gone is back as it was."""
+def heartbeat(session: Session, worker_id: str, folder_fault: str | None = None) -> str:
+    """Say that the worker is alive; returns its state. One that was taken for gone is back as it was.
+
+    While there is something wrong with its data folder it claims nothing.
+    """
     statement = (
         update(Worker)
         .where(Worker.id == worker_id)
-        .values(heartbeat_at=func.now(), state=case((Worker.state == "gone", _ALIVE), else_=Worker.state))
+        .values(
+            heartbeat_at=func.now(),
+            state=case((Worker.state == "gone", _ALIVE), else_=Worker.state),
+            folder_fault=folder_fault,
+        )
         .returning(Worker.state)
     )
     return session.scalar(statement, execution_options={"synchronize_session": False}) or "gone"

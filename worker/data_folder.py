@@ -1,11 +1,16 @@
-"""Proof that the data folder is there and can be written, which every run needs and api and worker share."""
+"""Proof that the data folder is there, can be written, and is the platform's: every run needs it, and all share it."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import secrets
 from pathlib import Path
 
+from sqlalchemy.orm import Session, sessionmaker
+
 from ppo_core.rundir import write_atomically
+from store.data_folder import ID_FILE, folder_fault
 from store.workers import token_file
 
 
@@ -35,3 +40,30 @@ def prove_writable(data_dir: Path, worker_id: str) -> str:
 def is_there(data_dir: Path, worker_id: str) -> bool:
     """Whether the folder that a worker proved when it started is still the one that is seen."""
     return token_file(data_dir, worker_id).is_file() and (data_dir / "runs").is_dir()
+
+
+def folder_id(data_dir: Path) -> str:
+    """The id that lies in the folder; one is made where there is none.
+
+    Raises:
+        OSError
+    """
+    path = data_dir / ID_FILE
+    if not path.exists():
+        own = data_dir / f".{ID_FILE}-{secrets.token_hex(4)}"
+        own.write_text(secrets.token_hex(8), encoding="utf-8")
+        # A link, which replaces nothing: of several that come at once, all find the first one's id.
+        with contextlib.suppress(FileExistsError):
+            os.link(own, path)
+        own.unlink()
+    return path.read_text(encoding="utf-8").strip()
+
+
+def data_folder_fault(sessions: sessionmaker[Session], data_dir: Path, seen_by: str) -> str | None:
+    """What is wrong with the data folder as `seen_by` sees it now; None where it is the platform's."""
+    try:
+        found = folder_id(data_dir)
+    except (OSError, ValueError) as error:
+        return f"PPO_DATA_DIR {data_dir} cannot be read: {error}"
+    with sessions.begin() as session:
+        return folder_fault(session, data_dir, found, seen_by)

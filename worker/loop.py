@@ -21,7 +21,7 @@ from importlib.metadata import PackageNotFoundError, version
 from store import workers
 from store.queue import Claim, claim
 from store.session import AWAY, make_engine, session_factory
-from worker.data_folder import DataFolderError, is_there, prove_writable
+from worker.data_folder import DataFolderError, data_folder_fault, is_there, prove_writable
 from worker.devices import DevicesError, check_visible, describe_gpus
 from worker.processes import carries, marks
 from worker.settings import WorkerSettings, settings_or_exit
@@ -51,7 +51,7 @@ class Looker:
         self._stopping = threading.Event()
         self._supervisors: list[subprocess.Popen[bytes]] = []
         self._inherited: list[tuple[str, int, int]] = []
-        self._data_folder_seen = True
+        self._folder_fault: str | None = None
         self._told: set[tuple[str, int]] = set()
 
     def hint(self) -> None:
@@ -110,12 +110,13 @@ class Looker:
         While somebody wants it drained it starts nothing, and has its supervisors put their runs back.
         """
         self._reap()
+        fault = self._look_at_data_folder()
         with self.sessions.begin() as session:
-            state = workers.heartbeat(session, self.settings.worker_id)
+            state = workers.heartbeat(session, self.settings.worker_id, fault)
         if state == "draining":
             self._put_runs_back()
             return 0
-        if not self._sees_data_folder():
+        if fault is not None:
             return 0
         started = 0
         while not self._stopping.is_set():
@@ -133,14 +134,20 @@ class Looker:
             started += 1
         return started
 
-    def _sees_data_folder(self) -> bool:
-        """Whether the folder proved at the start is still there: a run claimed without it would only be lost."""
-        there = is_there(self.settings.data_dir, self.settings.worker_id)
-        if there != self._data_folder_seen:
-            folder = self.settings.data_dir
-            log.warning("%s is %s", folder, "there again" if there else "not there: nothing is started until it is")
-        self._data_folder_seen = there
-        return there
+    def _look_at_data_folder(self) -> str | None:
+        """What is wrong with it: a run claimed without the folder, or with another one, would only be lost."""
+        folder, worker_id = self.settings.data_dir, self.settings.worker_id
+        if is_there(folder, worker_id):
+            fault = data_folder_fault(self.sessions, folder, f"worker {worker_id}")
+        else:
+            fault = (
+                f"PPO_DATA_DIR {folder} is not there, or not the folder that the worker started with: mount that one, "
+                "or start the worker again."
+            )
+        if fault != self._folder_fault:
+            log.warning("%s", f"nothing is started: {fault}" if fault else f"{folder} is the platform's data folder")
+        self._folder_fault = fault
+        return fault
 
     def _start_supervisor(self, claimed: Claim) -> None:
         """Detached: in a session of its own, with nothing of ours open. If it cannot start, the lease runs out."""

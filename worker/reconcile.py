@@ -29,6 +29,7 @@ from store.runs import IllegalMove, LeaseLost, locked_run, transition
 from store.session import AWAY, is_row_held, make_engine, session_factory
 from worker.agreement import adopt_checkpoints
 from worker.attempt_view import last_word
+from worker.data_folder import data_folder_fault
 from worker.delivery import Delivery
 from worker.housekeeping import Housekeeping
 from worker.outcome import from_end, write_outcome
@@ -62,7 +63,7 @@ class Reconciler:
         """Look until told to stop."""
         while not self.stopping.is_set():
             try:
-                if self._holds_lock():
+                if self._holds_lock() and self._has_the_right_folder():
                     self.look()
                     self._roll_back_until_next_look()
             except AWAY as error:
@@ -73,6 +74,15 @@ class Reconciler:
                 self.stopping.wait(self._pause_s)
         self._let_go()
         self.engine.dispose()
+
+    def _has_the_right_folder(self) -> bool:
+        """Whether it may decide by files. Without any it can: what lies there is told by the next attempt."""
+        folder = self.settings.data_dir
+        fault = data_folder_fault(self.sessions, folder, "the reconciler") if folder.is_dir() else None
+        if fault is not None:
+            log.error("nothing is looked after: %s", fault)
+            self.stopping.wait(self._pause_s)
+        return fault is None
 
     @property
     def _pause_s(self) -> float:

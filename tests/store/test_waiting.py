@@ -68,6 +68,17 @@ def test_with_drained_workers(session: Session, make_run: MakeRun, add: Callable
     assert reason(session, big) == "Needs 2 GPUs; workers that have them are draining: b."
 
 
+def test_with_a_worker_that_sees_another_data_folder(
+    session: Session, make_run: MakeRun, add: Callable[..., str]
+) -> None:
+    run, big = make_run(), make_run(gpus=2)
+    workers.heartbeat(session, add("a", cpu_slots=1, gpus=2), "It is another one.")
+    assert reason(session, run) == "Worker a takes no run: It is another one."
+    add("b", cpu_slots=1)
+    assert reason(session, run).startswith("Next in the queue; a worker has room")
+    assert reason(session, big) == "Worker a, which has room for it, takes no run: It is another one."
+
+
 def test_that_no_worker_could_take(session: Session, make_run: MakeRun, add: Callable[..., str]) -> None:
     add("w", gpus=2)
     assert reason(session, make_run()) == "No connected worker takes CPU runs."

@@ -39,6 +39,25 @@ def test_a_worker_is_drained_and_enabled_by_keyboard_and_the_run_says_why_it_wai
     platform.wait_for(run, "stopped")
 
 
+def test_a_worker_that_sees_another_data_folder_says_so_and_so_does_the_run_that_waits(
+    platform: Platform, visit: Visit
+) -> None:
+    id_file = platform.stack.data / "folder-id"
+    right = id_file.read_text()
+    page = visit(platform.stack).open("/fleet")
+    told = page.locator("[data-folder-fault]")
+    expect(told).to_have_count(0)
+    id_file.write_text("another")
+    try:
+        expect(told).to_contain_text("another folder (another) than the platform's", timeout=WAIT_MS)
+        run = platform.submit(2, "nowhere to go")
+        page.goto(f"{platform.stack.url}/runs/{run}")
+        expect(page.locator("[data-notice=waiting]")).to_contain_text("takes no run: PPO_DATA_DIR")
+    finally:
+        id_file.write_text(right)
+    platform.wait_for(run, "succeeded")
+
+
 def test_logs_are_chosen_searched_and_loaded_back_and_the_run_deleted(platform: Platform, visit: Visit) -> None:
     run = platform.submit(2, "to be deleted")
     platform.wait_for(run, "succeeded")

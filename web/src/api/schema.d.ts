@@ -3005,6 +3005,11 @@ export interface components {
              * @description The service found in its own data folder what the worker left in its.
              */
             data_shared: boolean;
+            /**
+             * Folder Fault
+             * @description What is wrong with the worker's data folder, and the remedy; it takes no run meanwhile.
+             */
+            folder_fault: string | null;
             /** Version */
             version: string;
         };
