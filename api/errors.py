@@ -23,6 +23,7 @@ from ppo_core.spec import SpecFaults
 from store.deletion import RunNotDeletable
 from store.idempotency import KeyReused
 from store.runs import CommandRefused, IllegalMove, RunNotFound
+from store.session import is_row_held
 from store.storable import storable_json
 from store.workers import WorkerLeaving, WorkerNotFound
 
@@ -108,6 +109,14 @@ def as_problem(error: Exception) -> ProblemError | None:
         case DataError():
             # Text that the database cannot hold (NUL, half a surrogate pair) or a number beyond its types.
             return ProblemError(422, "bad_value", "A value of the request cannot be stored or compared.")
+        case OperationalError() if is_row_held(error):
+            logger.warning("a row is held: %s", type(error.__cause__ or error).__name__)
+            return ProblemError(
+                503,
+                "busy",
+                "Somebody else is changing this just now; try again shortly.",
+                headers={"Retry-After": str(RETRY_AFTER_S)},
+            )
         case OperationalError() | InterfaceError() | PoolTimeout():
             logger.warning("database not usable: %s", type(error.__cause__ or error).__name__)
             return _unavailable()

@@ -12,13 +12,16 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import and_, func, not_, select, update
+from sqlalchemy import and_, func, not_, select, text, update
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
 from store.events import append_event
 from store.ids import new_id
+from store.leases import end_stuck_sessions
 from store.models import Command, Run
 from store.runs import CommandRefused, locked_run, transition
+from store.session import STILL_S, is_row_held
 from store.states import AT_REST, MOVES, STATES, TERMINAL
 from store.storable import storable_text
 
@@ -94,7 +97,7 @@ def request_command(
         RunNotFound
         CommandRefused: the run has ended, or its state does not allow what is asked.
     """
-    run = locked_run(session, run_id)
+    run = _locked_for_kill(session, run_id) if kind == "kill" else locked_run(session, run_id)
     target = _ON_ASKING.get(kind, run.state)
     open_now = open_commands(session, run_id)
     goes_back = any(command.kind == "rollback" for command in open_now)
@@ -121,6 +124,21 @@ def request_command(
     # Else it is recovering, stopping to be requeued, or being killed: whoever looks after it finds the open command.
     session.refresh(command)
     return command
+
+
+def _locked_for_kill(session: Session, run_id: str) -> Run:
+    """The run's row, locked also where its supervisor was frozen with it: who kills does not wait for a lease."""
+    try:
+        with session.begin_nested():
+            session.execute(text(f"SET LOCAL lock_timeout = {STILL_S * 1000}"))
+            return locked_run(session, run_id)
+    except OperationalError as error:
+        if not is_row_held(error):
+            raise
+    token = session.scalar(select(Run.lease_token).where(Run.id == run_id))
+    if token is not None:
+        end_stuck_sessions(session, run_id, token)
+    return locked_run(session, run_id)
 
 
 def request_requeue(session: Session, run_id: str, kind: str, requested_by: str | None) -> Command:

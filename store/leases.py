@@ -15,6 +15,11 @@ from store.models import Run
 from store.runs import LeaseLost, locked_run
 from store.states import LIVE
 
+_END_STILL = (
+    "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = current_database()"
+    " AND state LIKE 'idle in transaction%'"
+)
+
 
 def renew(session: Session, run_id: str, token: int, lease_s: float) -> None:
     """Hold the lease for another `lease_s`. An overdue one that nobody took away is simply held on.
@@ -65,13 +70,19 @@ def session_name(run_id: str, token: int) -> str:
 
 
 def end_stuck_sessions(session: Session, run_id: str, token: int) -> int:
-    """End the sessions in which a silent holder of this lease stands still in a transaction; returns how many.
+    """End the sessions in which the holder of this lease stands still in a transaction; returns how many.
 
     A process that was frozen there would keep its run's row locked from everybody. One that only was late gets an
     error, as after a restart of the server, and connects again.
     """
-    statement = text(
-        "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name = :name"
-        " AND datname = current_database() AND state LIKE 'idle in transaction%'"
-    )
+    statement = text(f"{_END_STILL} AND application_name = :name")
     return len(session.execute(statement, {"name": session_name(run_id, token)}).all())
+
+
+def end_still_sessions(session: Session, still_s: float) -> int:
+    """End all sessions of the platform that have stood still in a transaction for so long; returns how many."""
+    statement = text(
+        f"{_END_STILL} AND application_name LIKE 'ppo%'"
+        " AND state_change < clock_timestamp() - make_interval(secs => :still_s)"
+    )
+    return len(session.execute(statement, {"still_s": still_s}).all())

@@ -20,7 +20,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from store import workers
 from store.queue import Claim, claim
-from store.session import AWAY, make_engine, session_factory
+from store.session import AWAY, STILL_S, describe, make_engine, session_factory
 from worker.data_folder import DataFolderError, data_folder_fault, is_there, prove_writable
 from worker.devices import DevicesError, check_visible, describe_gpus
 from worker.processes import carries, marks
@@ -45,7 +45,7 @@ class Looker:
 
     def __init__(self, settings: WorkerSettings) -> None:
         self.settings = settings
-        self.engine = make_engine(settings.database_url, pool_size=2)
+        self.engine = make_engine(settings.database_url, pool_size=2, still_s=STILL_S)
         self.sessions = session_factory(self.engine)
         self._hinted = threading.Event()
         self._stopping = threading.Event()
@@ -226,11 +226,11 @@ class Looker:
             workers.set_state(session, self.settings.worker_id, state)
 
     def _try(self, work: Callable[[], object]) -> bool:
-        """Do what needs the database; False when it is away. The next look tries again."""
+        """Do what needs the database; False when it could not. The next look tries again."""
         try:
             work()
         except AWAY as error:
-            log.warning("the database is away: %s", str(error).splitlines()[0])
+            log.warning("%s", describe(error))
             return False
         return True
 

@@ -3,8 +3,9 @@
 Every few seconds: leases that ran out make their runs `recovering`, and once the processes of the lost attempt are
 proved gone the run is queued again, or failed. Silent workers are gone, stray slots are freed, commands that nobody
 takes up time out, and the files of deleted checkpoints go. Twice a second: runs that nobody holds go back to the
-checkpoints that they were asked to. Any number may run; an advisory lock lets one of them work. A thread beside it
-sends what waits for webhooks (`worker.webhooks`).
+checkpoints that they were asked to. Any number may run; an advisory lock lets one of them work, and is lost by one
+that shows no sign of life for a lease. Should that one come back in the middle of something, nothing is done twice:
+every move is fenced by the run's token and state. A thread beside it sends what waits for webhooks (`worker.webhooks`).
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from psycopg.errors import IdleSessionTimeout
 from sqlalchemy import Connection, select, text
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session, sessionmaker
 
 from ppo_core.rundir import ExitCode, SegmentDir, segment_dir
@@ -26,7 +29,7 @@ from store import leases, recovery, workers
 from store.commands import time_out_unattended
 from store.models import Run, Worker
 from store.runs import IllegalMove, LeaseLost, locked_run, transition
-from store.session import AWAY, is_row_held, make_engine, session_factory
+from store.session import AWAY, STILL_S, describe, is_served, make_engine, session_factory
 from worker.agreement import adopt_checkpoints
 from worker.attempt_view import last_word
 from worker.data_folder import data_folder_fault
@@ -42,6 +45,7 @@ log = logging.getLogger("worker.reconcile")
 
 _LOCK = 7_370_002
 ROLLBACK_EVERY_S = 0.5
+LEAST_HOLD_S = 1.0
 # Ends that a new attempt would only repeat. Others are: a goal is reached again at once from the last checkpoint.
 FINAL_CODES = (ExitCode.BAD_SPEC, ExitCode.DATA_OR_REWARD, ExitCode.FAULT, ExitCode.GATE_OR_GUARD)
 
@@ -51,7 +55,7 @@ class Reconciler:
 
     def __init__(self, settings: WorkerSettings) -> None:
         self.settings = settings
-        self.engine = make_engine(settings.database_url, pool_size=2)
+        self.engine = make_engine(settings.database_url, pool_size=2, still_s=STILL_S)
         self.sessions: sessionmaker[Session] = session_factory(self.engine)
         self.housekeeping = Housekeeping(self.sessions, settings)
         self.stopping = threading.Event()
@@ -66,11 +70,14 @@ class Reconciler:
                 if self._holds_lock() and self._has_the_right_folder():
                     self.look()
                     self._roll_back_until_next_look()
+                else:
+                    self.stopping.wait(self._pause_s)
             except AWAY as error:
-                log.warning("the database is away: %s", str(error).splitlines()[0])
-                self._let_go()
-                # Replaying its log may have taken Postgres longer than a lease: supervisors get their time to renew.
-                self._trust_leases_from = time.monotonic() + self.settings.lease_s
+                log.warning("%s", describe(error))
+                if not is_served(error):
+                    self._let_go()
+                    # Replaying its log may have taken Postgres longer than a lease: supervisors get time to renew.
+                    self._trust_leases_from = time.monotonic() + self.settings.lease_s
                 self.stopping.wait(self._pause_s)
         self._let_go()
         self.engine.dispose()
@@ -81,7 +88,6 @@ class Reconciler:
         fault = data_folder_fault(self.sessions, folder, "the reconciler") if folder.is_dir() else None
         if fault is not None:
             log.error("nothing is looked after: %s", fault)
-            self.stopping.wait(self._pause_s)
         return fault is None
 
     @property
@@ -98,6 +104,10 @@ class Reconciler:
 
     def look(self) -> None:
         """Everything once. A fault with one run does not keep the others waiting."""
+        with self.sessions.begin() as session:
+            ended = leases.end_still_sessions(session, max(self.settings.lease_s, 2 * STILL_S))
+        if ended:
+            log.warning("%d database sessions stood still in a transaction and were ended", ended)
         if time.monotonic() >= self._trust_leases_from:
             with self.sessions() as session:
                 overdue = leases.expired(session, self.settings.lease_s)
@@ -127,9 +137,9 @@ class Reconciler:
         except (LeaseLost, IllegalMove) as error:
             log.info("run %s moved meanwhile: %s", run_id, error)
         except AWAY as error:
-            if not is_row_held(error):
+            if not is_served(error):
                 raise
-            log.warning("run %s is held by somebody else; it is looked at again", run_id)
+            log.warning("run %s is looked at again: %s", run_id, describe(error))
         except Exception:
             log.exception("run %s", run_id)
 
@@ -195,16 +205,26 @@ class Reconciler:
         return end
 
     def _holds_lock(self) -> bool:
+        """Take the lock, or show a sign of life to the server, which ends the session that holds it without one."""
         if self._holder is None or self._holder.invalidated:
             self._let_go()
             self._holder = self.engine.connect().execution_options(isolation_level="AUTOCOMMIT")
-        held = self._holder.scalar(
-            text(
-                "SELECT CASE WHEN EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()"
-                " AND objid = :key) THEN true ELSE pg_try_advisory_lock(:key) END"
-            ),
-            {"key": _LOCK},
-        )
+            hold_s = max(self.settings.lease_s, LEAST_HOLD_S)
+            self._holder.execute(text(f"SET idle_session_timeout = {round(hold_s * 1000)}"))
+        try:
+            held = self._holder.scalar(
+                text(
+                    "SELECT CASE WHEN EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory'"
+                    " AND pid = pg_backend_pid() AND objid = :key) THEN true ELSE pg_try_advisory_lock(:key) END"
+                ),
+                {"key": _LOCK},
+            )
+        except OperationalError as error:
+            if not isinstance(error.orig, IdleSessionTimeout):
+                raise
+            log.warning("the lock was lost: one look took longer than a lease, or this process stood still")
+            self._let_go()
+            return False
         return bool(held)
 
     def _let_go(self) -> None:

@@ -43,7 +43,7 @@ from store.queue import held_gpus
 from store.retention import rules_of
 from store.rollback import open_rollback
 from store.runs import LeaseLost, RunNotFound, locked_run, transition
-from store.session import AWAY, make_engine, session_factory
+from store.session import AWAY, STILL_S, describe, make_engine, session_factory
 from worker.attempt import Attempt
 from worker.attempt_view import AttemptView
 from worker.delivery import Delivery
@@ -82,7 +82,8 @@ class Supervisor:
         self.run_id = run_id
         self.token = token
         self.run_dir = settings.run_dir(run_id)
-        self.engine = make_engine(settings.database_url, pool_size=2, name=leases.session_name(run_id, token))
+        name = leases.session_name(run_id, token)
+        self.engine = make_engine(settings.database_url, pool_size=2, name=name, still_s=STILL_S)
         self.sessions: sessionmaker[Session] = session_factory(self.engine)
         self.draining = False
         self._drain_until: float | None = None
@@ -387,12 +388,12 @@ class Supervisor:
         try:
             work()
             if self._is_away:
-                log.info("the database is back")
+                log.info("the database answers again")
             self._is_away = False
             self._look_at = time.monotonic() + ATTEND_EVERY_S
         except AWAY as error:
             if not self._is_away:
-                log.warning("the database is away, training goes on: %s", str(error).splitlines()[0])
+                log.warning("training goes on, but %s", describe(error))
             self._is_away = True
             self._look_at = time.monotonic() + AWAY_PAUSE_S
 
@@ -402,7 +403,7 @@ class Supervisor:
             try:
                 return work()
             except AWAY as error:
-                log.warning("waiting for the database: %s", str(error).splitlines()[0])
+                log.warning("trying again: %s", describe(error))
                 time.sleep(AWAY_PAUSE_S)
 
 

@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from sqlalchemy.orm import Session, sessionmaker
 
 from store import webhook_queue
-from store.session import AWAY, make_engine, session_factory
+from store.session import AWAY, STILL_S, describe, make_engine, session_factory
 from store.webhook_hosts import WebhookHosts
 from store.webhook_queue import Claimed
 from worker.settings import WorkerSettings
@@ -57,7 +57,7 @@ class WebhookSender:
         self._thread.join(patience_s)
 
     def _run(self) -> None:
-        engine = make_engine(self._settings.database_url, pool_size=2)
+        engine = make_engine(self._settings.database_url, pool_size=2, still_s=STILL_S)
         self._sessions: sessionmaker[Session] = session_factory(engine)
         try:
             asyncio.run(self._send_until_stopped())
@@ -71,7 +71,7 @@ class WebhookSender:
             try:
                 await self._look(tls)
             except AWAY as error:
-                log.warning("the database is away: %s", str(error).splitlines()[0])
+                log.warning("%s", describe(error))
                 await asyncio.sleep(AWAY_PAUSE_S)
             except Exception:
                 log.exception("webhooks")

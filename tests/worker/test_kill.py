@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from sqlalchemy.exc import OperationalError
 
 from ppo_core.rundir import read_commands
 from store.commands import request_command
@@ -33,17 +32,6 @@ def worker(database_url: str, tmp_path: Path) -> Iterator[Platform]:
 def _ask(platform: Platform, run_id: str, kind: str, deadline_s: float = 60) -> str:
     with platform.sessions.begin() as session:
         return request_command(session, run_id, kind, "ada", deadline_s).id
-
-
-def _ask_until_taken(platform: Platform, run_id: str) -> str:
-    """A supervisor frozen in a transaction holds its run's row until its lease is over; then a kill is taken."""
-    deadline = time.monotonic() + 60
-    while True:
-        try:
-            return _ask(platform, run_id, "kill")
-        except OperationalError:
-            assert time.monotonic() < deadline
-        time.sleep(0.1)
 
 
 def _cancelled(platform: Platform, run_id: str, kill_id: str) -> None:
@@ -87,7 +75,7 @@ def test_kill_is_carried_out_by_the_reconciler_where_the_supervisor_is_dead_or_f
     kills = {}
     for run_id, blow in runs.items():
         os.kill(worker.supervisor_pid(run_id), blow)
-        kills[run_id] = _ask_until_taken(worker, run_id)
+        kills[run_id] = _ask(worker, run_id, "kill")
     for run_id, kill in kills.items():
         _cancelled(worker, run_id, kill)
         # One that held its row was declared lost before the kill could be taken.

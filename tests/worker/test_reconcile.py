@@ -6,12 +6,14 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
+import psycopg
 import pytest
 from sqlalchemy import event, func, select, update
+from sqlalchemy.exc import OperationalError
 
 from ppo_core.rundir import JournalWriter
 from store.commands import request_command
-from store.leases import session_name
+from store.leases import end_still_sessions, session_name
 from store.models import Checkpoint, MetricPoint, Run, WorkerSlot
 from store.session import make_engine
 from tests.worker.conftest import Claimed
@@ -135,6 +137,23 @@ def test_supervisor_that_stands_still_in_a_transaction_loses_its_run(claimed: Cl
     with _held_by(session_name(claimed.run_id, claimed.token), claimed, reconciler):
         reconciler.look()
         assert claimed.run().state == "queued"
+
+
+def test_whoever_stands_still_in_a_transaction_for_long_is_ended(
+    claimed: Claimed, reconciler: Reconciler, database_url: str
+) -> None:
+    """The server counts no time for a session that was frozen in the middle of a pipeline."""
+    with make_engine(database_url).connect() as still, psycopg.connect(database_url) as foreign:
+        still.execute(select(Run.id).where(Run.id == claimed.run_id).with_for_update())
+        foreign.execute("SELECT 1")
+        with claimed.sessions.begin() as session:
+            assert end_still_sessions(session, 60) == 0
+            wait_until(lambda: end_still_sessions(session, 0.1) == 1)
+        with pytest.raises(OperationalError):
+            still.scalar(select(1))
+        assert foreign.execute("SELECT 1").fetchone() == (1,), "it is none of the platform's"
+        still.invalidate()
+    claimed.lose()
 
 
 def test_row_that_somebody_else_holds_does_not_hold_up_the_rest(claimed: Claimed, reconciler: Reconciler) -> None:
