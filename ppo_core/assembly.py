@@ -15,6 +15,7 @@ from ppo_core.control import Control
 from ppo_core.data.prompts import PromptSource
 from ppo_core.diagnostics.limit_meter import LimitMeter
 from ppo_core.errors import DataError
+from ppo_core.evaluation.gate_state import gate_to_start_from
 from ppo_core.evaluation.held_out import HeldOut
 from ppo_core.iteration import Models
 from ppo_core.kl_controller import coef_to_start_from
@@ -27,7 +28,8 @@ from ppo_core.rollout.vllm_engine import VLLMEngine
 from ppo_core.rundir import Journal, SegmentDir
 from ppo_core.score_shaping import moments_to_start_from
 from ppo_core.scoring.combine import Reward, load_judge
-from ppo_core.scoring.shared import BatchScorer, SharedReward
+from ppo_core.scoring.pair_judge import load_pair_judge
+from ppo_core.scoring.shared import SharedReward
 from ppo_core.spec import RunSpec
 from ppo_core.trainer import Trainer
 from ppo_core.training.engine import TrainEngine
@@ -59,7 +61,7 @@ def assemble_trainer(
     tokenizer = load_tokenizer(spec.policy.model)
     layout = spec.update.row_layout
     trainer = _train_engine(spec, device, ranks)
-    state = TrainerState(kl_coef=spec.kl.coef)
+    state, kept_spec = TrainerState(kl_coef=spec.kl.coef), dict[str, Any]()
     if checkpoint is not None:
         kept, kept_spec = load_checkpoint(checkpoint, trainer, spec, ranks)
         state = _under(spec, kept, kept_spec, journal)
@@ -72,21 +74,21 @@ def assemble_trainer(
         min_prompts=spec.rollout.batch_size,
     )
     _tell_too_long(spec, "data.prompts", prompts, state.iteration, journal)
+    reward = _shared(lambda: Reward.of(spec.reward), ranks)
     models = Models(
         trainer=trainer,
         reference=load_reference(spec.policy, layout).to(device),
-        reward=_shared(lambda: Reward.of(spec.reward), ranks),
+        reward=reward,
         engine=_rollout_engine(segment, spec, trainer, tokenizer, state.policy_version, ranks),
         pad_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0,
         decode=lambda ids: str(tokenizer.decode(ids, skip_special_tokens=True)),
         ranks=ranks,
     )
-    held_out = None
-    if spec.data.held_out is not None:
-        judge_config = spec.gate.judge
-        judge = _shared(lambda: load_judge(judge_config), ranks) if judge_config else None
-        held_out = HeldOut(spec, tokenizer, models.reward, judge)
+    held_out = _held_out(spec, tokenizer, reward, ranks)
+    if held_out is not None:
         _tell_too_long(spec, "data.held_out", held_out.source, state.iteration, journal)
+        if checkpoint is not None:
+            state = _with_gate(spec, state, kept_spec, held_out.gate_prompts, journal)
     meter = LimitMeter.of(spec, trainer.policy.device)
     return Trainer(segment, spec, models, prompts, held_out, tokenizer, meter, state, journal, control)
 
@@ -144,7 +146,19 @@ def _vllm_engine(
     )
 
 
-def _shared(load: Callable[[], Reward], ranks: Ranks) -> BatchScorer:
+def _held_out(spec: RunSpec, tokenizer: Any, reward: Reward | SharedReward, ranks: Ranks) -> HeldOut | None:
+    if spec.data.held_out is None:
+        return None
+    judge = spec.gate.judge
+    if judge is None:
+        return HeldOut(spec, tokenizer, reward, None)
+    if judge.kind == "openai":
+        return HeldOut(spec, tokenizer, reward, None, load_pair_judge(judge, spec.seed, ranks))
+    own = reward if isinstance(reward, Reward) else reward.own
+    return HeldOut(spec, tokenizer, reward, _shared(lambda: load_judge(judge, own), ranks))
+
+
+def _shared(load: Callable[[], Reward], ranks: Ranks) -> Reward | SharedReward:
     return load() if ranks.size == 1 else SharedReward(load, ranks)
 
 
@@ -158,6 +172,22 @@ def _under(spec: RunSpec, kept: TrainerState, kept_spec: dict[str, Any], journal
         )
         journal.append("note", kept.iteration, {"level": "warning", "message": message})
     return kept.after(kl_coef=coef_to_start_from(kept.kl_coef, kept_spec, spec.kl), score_moments=moments)
+
+
+def _with_gate(
+    spec: RunSpec, state: TrainerState, kept_spec: dict[str, Any], prompts: list[str], journal: Journal
+) -> TrainerState:
+    """The state with what its gate may still be compared with. Without that the checkpoint's policy is the start."""
+    gate = gate_to_start_from(state.gate, kept_spec, spec, prompts)
+    if gate is None:
+        if spec.gate.judge is not None:
+            message = (
+                "the gate begins anew: the checkpoint holds no answers to these held-out prompts, so later ones are "
+                "compared with those of the checkpoint's policy in the starting policy's place"
+            )
+            journal.append("note", state.iteration, {"level": "warning", "message": message})
+        return state.after(gate=None, evaluation_owed=True)
+    return state.after(gate=gate)
 
 
 def _tell_too_long(spec: RunSpec, field: str, prompts: PromptSource, iteration: int, journal: Journal) -> None:

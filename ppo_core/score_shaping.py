@@ -153,14 +153,28 @@ def moments_to_start_from(
         kept_spec: the spec that the checkpoint was written under, as it was stored.
         reward: the reward group of the spec that goes on.
     """
+    then = _reward_of(kept_spec)
+    return kept if then is not None and _quantity(then) == _quantity(reward) else None
+
+
+def same_scores(kept_spec: Mapping[str, Any], reward: RewardConfig) -> bool:
+    """Whether the raw scores made under `kept_spec` are of the same quantity as those that `reward` gives."""
+    then = _reward_of(kept_spec)
+    return then is not None and _sources(then) == _sources(reward)
+
+
+def _reward_of(kept_spec: Mapping[str, Any]) -> RewardConfig | None:
     try:
-        then = RewardConfig.model_validate(kept_spec["reward"])
+        return RewardConfig.model_validate(kept_spec["reward"])
     except ValueError:  # Stored by a version with other fields: nothing says that the scores were made alike.
         return None
-    return kept if _quantity(then) == _quantity(reward) else None
 
 
 def _quantity(reward: RewardConfig) -> tuple[object, ...]:
-    """What makes the corrected score the number that it is; how a service is asked does not."""
-    sources = ((each.identity, each.weight, each.template, each.chat_template) for each in reward.sources)
-    return reward.length_baseline, *sources
+    """What makes the corrected score the number that it is."""
+    return reward.length_baseline, *_sources(reward)
+
+
+def _sources(reward: RewardConfig) -> list[tuple[object, ...]]:
+    """What makes the raw score the number that it is; how a service is asked does not."""
+    return [(each.identity, each.weight, each.template, each.chat_template) for each in reward.sources]

@@ -22,8 +22,8 @@ from ppo_core.diagnostics.kl_sign import negative_kl_warning
 from ppo_core.diagnostics.limit_meter import LimitMeter
 from ppo_core.diagnostics.preflight import Preflight
 from ppo_core.errors import DataError
-from ppo_core.evaluation.gate import GateState, Verdict
-from ppo_core.evaluation.held_out import HeldOut
+from ppo_core.evaluation.gate_state import GateState
+from ppo_core.evaluation.held_out import Answers, HeldGate, HeldOut
 from ppo_core.iteration import IterationReport, Models, Progress, run_iteration
 from ppo_core.rollout.shared import SharedEngine
 from ppo_core.rundir import (
@@ -62,7 +62,7 @@ class Evaluation:
 
     metrics: dict[str, float | None]
     records: list[dict[str, Any]]
-    verdict: Verdict | None
+    gate: HeldGate | None
 
 
 class Trainer:
@@ -139,7 +139,9 @@ class Trainer:
         if self.ranks.first(lambda: any(event.type == "preflight" for event in all_events(self.segment.journal))):
             return None
         self._announce("preflight", 0)
-        checks = Preflight(self.segment, self.spec, self.models, self.prompts, self.tokenizer, self.control.check)
+        checks = Preflight(
+            self.segment, self.spec, self.models, self.prompts, self.tokenizer, self.control.check, self.held_out
+        )
         try:
             findings = checks.findings()
         except Interrupted:
@@ -191,6 +193,7 @@ class Trainer:
         peak_gib = max(self.ranks.gather(peak_memory_gib()))
         limit_s = self.meter.limit_s(report)
         own = iteration_metrics(report, self.state, watch.seconds(), limit_s, peak_gib)
+        self._tell_gate(iteration, evaluation)
         self.journal.append("metrics", iteration, {**own, **evaluation.metrics})
         warning = negative_kl_warning(report.old.logprobs, report.ref_logprobs, report.rollout.response_mask)
         if warning is not None:
@@ -248,8 +251,8 @@ class Trainer:
             alerts += self._tell_alerts(
                 iteration, lambda watch: watch.look_at_evaluation(iteration, evaluation.metrics)
             )
-        verdict = evaluation.verdict
-        if verdict is not None:
+        if evaluation.gate is not None:
+            verdict = evaluation.gate.verdict
             rate = verdict.against_last.rate
             alerts += self._tell_alerts(
                 iteration, lambda watch: watch.look_at_gate(iteration, verdict.tripped, verdict.explanation, rate)
@@ -286,10 +289,16 @@ class Trainer:
             return None
         told = self._journal_has(iteration, evaluation.metrics)
         if not told:
+            self._tell_gate(iteration, evaluation)
             self.journal.append("metrics", iteration, evaluation.metrics)
             self._write_samples(iteration, "held_out", evaluation.records)
         alerts = self._alerts_of_evaluation(iteration, evaluation)
         return self._after(iteration, alerts) if iteration and not told else None
+
+    def _tell_gate(self, iteration: int, evaluation: Evaluation) -> None:
+        """Before the metrics, by which a restart knows that the evaluation was told."""
+        if evaluation.gate is not None:
+            self.journal.append("gate", iteration, evaluation.gate.as_dict())
 
     def _journal_has(self, iteration: int, metrics: dict[str, float | None]) -> bool:
         def has() -> bool:
@@ -300,26 +309,33 @@ class Trainer:
 
     def _evaluate(self, watch: Stopwatch) -> Evaluation:
         """Answer the held-out prompts if that is owed. A stop does not wait for it: then it stays owed."""
-        iteration, nothing = self.state.iteration, Evaluation({}, [], None)
+        nothing = Evaluation({}, [], None)
         if self.held_out is None or not self.state.evaluation_owed:
             return nothing
         try:
             with watch.phase("evaluation"):
                 answers = self.held_out.answer(self.models.engine, self.control.check)
+                gate = self._hold_gate(self.held_out, answers)
         except Interrupted:
             return nothing
         self.judge_score = answers.judge_mean
-        self.state = self.state.after(evaluation_owed=False)
-        metrics, records = held_out_metrics(answers), held_out_records(answers)
-        if answers.judge_scores is None:
-            return Evaluation(metrics, records, None)
-        if self.state.gate is None:
+        metrics = held_out_metrics(answers)
+        if gate is not None:
+            self.state = self.state.after(gate=gate.state.as_dict())
+            metrics |= gate.verdict.metrics()
+            if answers.judge_scores is None:  # It only compares: how often it prefers this policy is its score.
+                self.judge_score = gate.verdict.against_start.rate
+        elif self.state.gate is None:
             self.state = self.state.after(gate=self.held_out.start_gate(answers).as_dict())
-        elif iteration % self.spec.gate.every == 0:
-            verdict = self.held_out.judge_gate(GateState.of(self.state.gate), answers)
-            self.state = self.state.after(gate=verdict.state.as_dict())
-            return Evaluation({**metrics, **verdict.metrics()}, records, verdict)
-        return Evaluation(metrics, records, None)
+        self.state = self.state.after(evaluation_owed=False)
+        return Evaluation(metrics, held_out_records(answers), gate)
+
+    def _hold_gate(self, held_out: HeldOut, answers: Answers) -> HeldGate | None:
+        """The gate of this iteration, where one is due and there is something to compare with."""
+        due = self.state.iteration % self.spec.gate.every == 0
+        if self.state.gate is None or not due or not held_out.has_judge:
+            return None
+        return held_out.hold_gate(GateState.of(self.state.gate), answers, self.control.check)
 
     # Journal, samples, checkpoints
 

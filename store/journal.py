@@ -151,7 +151,9 @@ class _Delivery:
                     transition(self.session, self.run.id, "running", expect_token=self.token)
             case "alert":
                 self._alert(event)
-            case _:  # preflight, note, end: history only; what an end means is decided once the processes are gone
+            case (
+                _
+            ):  # gate, preflight, note, end: history only; what an end means is decided once the processes are gone
                 self._add(event)
 
     def finish(self) -> None:

@@ -117,7 +117,9 @@ class RunEvent(Base):
     run_id: Mapped[str] = mapped_column(ForeignKey("runs.id", ondelete="CASCADE"), primary_key=True)
     seq: Mapped[int] = mapped_column(BigInteger, primary_key=True)
     segment: Mapped[int]
-    type: Mapped[str]  # state | metrics | samples | checkpoint | command | alert | preflight | note | started | end
+    type: Mapped[
+        str
+    ]  # state | metrics | samples | checkpoint | command | alert | gate | preflight | note | started | end
     iteration: Mapped[int | None]
     time: Mapped[datetime] = mapped_column(server_default=func.now())
     actor: Mapped[str | None]

@@ -19,12 +19,15 @@ from ppo_core import masked
 from ppo_core.checkpoints import SavedTensors, TrainerState, write_checkpoint
 from ppo_core.data.prompts import PromptBatch, PromptSource
 from ppo_core.diagnostics.finding import Finding
+from ppo_core.diagnostics.judge_audit import against_reward
 from ppo_core.diagnostics.reward_audit import against_beginnings, against_length, spread
 from ppo_core.errors import PPOCoreError
 from ppo_core.estimate import estimate
+from ppo_core.evaluation.held_out import HeldOut, usable
 from ppo_core.iteration import Models
 from ppo_core.rollout.batch import Rollout, assemble, response_text
 from ppo_core.rundir import SegmentDir, verify_checkpoint
+from ppo_core.scoring.pair_judge import PairJudge
 from ppo_core.seeds import derived_seed
 from ppo_core.spec import RunSpec
 from ppo_core.training.passes import forward_policy
@@ -33,6 +36,9 @@ DRY_RUN = 32  # prompts
 # Answers to each prompt of the audit: with one alone its spread could not be told.
 ANSWERS_A_PROMPT = 4
 ROWS_ALONE = 3
+# Pairs that a judge by comparison is tried on, and the share of them it may decide by their place.
+TRIAL_PAIRS = 16
+MAX_SWAYED_SHARE = 0.5
 # Nats. A neighbour's logprob or a wrong position is off by far more, two routes through one model by far less.
 ALIGNED = {"float32": 1e-3, "bfloat16": 0.25}
 GAP_WARNING, GAP_FAILED = 0.05, 0.3  # nats a token
@@ -50,7 +56,9 @@ class Preflight:
         prompts: PromptSource,
         tokenizer: Any,
         check: Callable[[], None],
+        held_out: HeldOut | None,
     ) -> None:
+        self._held_out = held_out
         self._segment, self._spec, self._models = segment, spec, models
         self._prompts, self._tokenizer, self._check = prompts, tokenizer, check
 
@@ -66,6 +74,7 @@ class Preflight:
             ("alignment", lambda: self._alignment(rollout)),
             ("reward", lambda: self._reward(rollout)),
             ("audit", self._audit),
+            ("judge", lambda: self._judge(rollout)),
             ("end_of_text", lambda: self._ends(rollout)),
             ("prompts", self._too_long),
             ("room", self._room),
@@ -210,9 +219,41 @@ class Preflight:
         ]
 
     def _scores(self, rollout: Rollout, texts: list[str]) -> list[float | None]:
-        found = self._models.reward.score(rollout.prompt_texts, texts)
-        pairs = zip(found.values.tolist(), found.scored.tolist(), strict=True)
-        return [value if usable else None for value, usable in pairs]
+        return usable(self._models.reward.score(rollout.prompt_texts, texts))
+
+    # The judge
+
+    def _judge(self, rollout: Rollout) -> list[Finding]:
+        held_out, spec = self._held_out, self._spec
+        if held_out is None or not held_out.has_judge:
+            return []
+        found = []
+        num = len(held_out.gate_prompts)
+        if num < spec.gate.prompts:
+            detail = f"the held-out file has {num} prompts that fit, and gate.prompts asks for {spec.gate.prompts}"
+            found.append(Finding("gate_prompts", "warning", detail, "Add held-out prompts: fewer tell less."))
+        if held_out.pair_judge is not None:
+            return [*found, self._comparing(held_out.pair_judge, rollout)]
+        assert held_out.judge is not None  # One of the two there is.
+        scores = self._models.reward.score(rollout.prompt_texts, rollout.response_texts, self._check)
+        judged = held_out.judge.score(rollout.prompt_texts, rollout.response_texts, self._check)
+        parts = {f"reward.sources.{index}": part.tolist() for index, part in enumerate(scores.parts)}
+        return [*found, against_reward(usable(judged), {"the reward": usable(scores), **parts})]
+
+    def _comparing(self, judge: PairJudge, rollout: Rollout) -> Finding:
+        """Each answer against the next prompt's: whoever reads the prompt can tell them apart."""
+        texts = list(rollout.response_texts[: TRIAL_PAIRS + 1])
+        said = judge.compare(rollout.prompt_texts[: len(texts) - 1], texts[:-1], texts[1:], self._check)
+        detail = (
+            f"the judge compared {said.num_asked} pairs of answers in both orders; {said.num_swayed} times it "
+            "preferred the same place"
+        )
+        if said.num_swayed > MAX_SWAYED_SHARE * said.num_asked:
+            remedy = (
+                "A place is no preference: such pairs are ties. Name a larger model, or another gate.judge.question."
+            )
+            return Finding("judge", "warning", detail, remedy)
+        return Finding("judge", "ok", detail)
 
     # Prompts, ends, room
 

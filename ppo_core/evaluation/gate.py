@@ -1,8 +1,9 @@
 """The judge gate: has the training score risen while a judge that is not the reward sees no gain?
 
 Answers to the same held-out prompts are compared pair by pair: with those of the last gate and with the starting
-policy's. The judge scores each answer by itself, so there is no order of presentation to balance. Pure functions of
-scores; None stands for an answer without a usable score, whose pairs are left out.
+policy's. A judge that scores each answer by itself has no order of presentation to balance; one that compares is asked
+in both orders (`ppo_core.scoring.pair_judge`). Pure functions; None stands for an answer without a usable score or a
+pair without a verdict, which is left out.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 
 from ppo_core.masked import masked_mean, masked_var
+from ppo_core.scoring.source import Preference
 
 Judged = Sequence[float | None]
 
@@ -52,36 +54,15 @@ class Rise:
 
 
 @dataclass(frozen=True)
-class GateState:
-    """What the next gate needs of the past; plain numbers, kept in checkpoints."""
-
-    start_judged: list[float | None]  #: the judge's scores of the starting policy's answers
-    last_judged: list[float | None]  #: of the last gate's
-    last_scores: list[float | None]  #: the training reward's scores of the last gate's answers
-    num_suspect: int  #: gates in a row whose training score rose while the win rate was at most one half
-
-    @classmethod
-    def start(cls, scores: Judged, judged: Judged) -> GateState:
-        return cls(list(judged), list(judged), list(scores), 0)
-
-    @classmethod
-    def of(cls, document: dict[str, Any]) -> GateState:
-        return cls(**document)
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-@dataclass(frozen=True)
 class Verdict:
-    """One gate: the evidence, whether it trips, why in words, and the state for the next."""
+    """One gate: the evidence, whether it trips, and why in words."""
 
     against_last: WinRate
     against_start: WinRate
     rise: Rise
+    num_suspect: int  #: gates in a row, this one included, whose training score rose while at most half was won
     tripped: bool
     explanation: str
-    state: GateState
 
     def metrics(self) -> dict[str, float | None]:
         """By registry key."""
@@ -90,46 +71,50 @@ class Verdict:
             "judge/win_rate_low": self.against_last.low,
             "judge/win_rate_high": self.against_last.high,
             "judge/win_rate_vs_start": self.against_start.rate,
+            "judge/win_rate_vs_start_low": self.against_start.low,
+            "judge/win_rate_vs_start_high": self.against_start.high,
         }
 
+    def as_dict(self) -> dict[str, Any]:
+        """What the journal tells of it."""
+        return asdict(self)
 
-def judge_verdict(state: GateState, scores: Judged, judged: Judged) -> Verdict:
+
+def judge_verdict(rise: Rise, against_last: WinRate, against_start: WinRate, num_suspect: int) -> Verdict:
     """Hold a gate.
 
     It trips when the training score has risen since the last gate, by more than twice its standard error, and either
     the win rate's interval lies below one half, or the win rate was at most one half at two such gates in a row.
 
     Args:
-        state: of the last gate, or the start.
-        scores: the training reward's scores of the answers, by held-out prompt.
-        judged: the judge's, in the same order.
+        rise: of the training reward's scores of the answers, since the last gate.
+        against_last: the judge on these answers and the last gate's.
+        against_start: on these and the starting policy's.
+        num_suspect: the last gate's; 0 at the first.
     """
-    against_last, against_start = win_rate(judged, state.last_judged), win_rate(judged, state.start_judged)
-    rise = paired_rise(scores, state.last_scores)
     not_won = against_last.rate is not None and against_last.rate <= 0.5
-    num_suspect = state.num_suspect + 1 if rise.is_significant and not_won else 0
+    num_suspect = num_suspect + 1 if rise.is_significant and not_won else 0
     worse = against_last.high is not None and against_last.high < 0.5
     tripped = rise.is_significant and (worse or num_suspect >= 2)
-    return Verdict(
-        against_last=against_last,
-        against_start=against_start,
-        rise=rise,
-        tripped=tripped,
-        explanation=_explanation(against_last, rise, worse, num_suspect, tripped),
-        state=GateState(state.start_judged, list(judged), list(scores), num_suspect),
-    )
+    explanation = _explanation(against_last, rise, worse, num_suspect, tripped)
+    return Verdict(against_last, against_start, rise, num_suspect, tripped, explanation)
 
 
 def win_rate(now: Judged, then: Judged) -> WinRate:
-    """Compare answers prompt by prompt, as far as both lists go."""
-    pairs = _pairs(now, then)
-    wins = sum(1 for a, b in pairs if a > b)
-    ties = sum(1 for a, b in pairs if a == b)
-    if not pairs:
+    """Compare answers by their scores, prompt by prompt, as far as both lists go."""
+    return win_rate_of([float((a > b) - (a < b)) for a, b in _pairs(now, then)])
+
+
+def win_rate_of(preferences: Sequence[Preference]) -> WinRate:
+    """Count verdicts by pair: 1 for the newer answer, 0 for neither, -1 for the older one."""
+    said = [preference for preference in preferences if preference is not None]
+    wins, losses = said.count(1.0), said.count(-1.0)
+    ties = len(said) - wins - losses
+    if not said:
         return WinRate(0, 0, 0, None, None, None)
-    rate = (wins + ties / 2) / len(pairs)
-    low, high = wilson_interval(rate, len(pairs))
-    return WinRate(wins, ties, len(pairs) - wins - ties, rate, low, high)
+    rate = (wins + ties / 2) / len(said)
+    low, high = wilson_interval(rate, len(said))
+    return WinRate(wins, ties, losses, rate, low, high)
 
 
 def wilson_interval(share: float, num: int) -> tuple[float, float]:

@@ -18,7 +18,7 @@ from ppo_core.errors import RunDirectoryError
 from ppo_core.rundir.files import fsync_folder
 
 EventType = Literal[
-    "started", "phase", "metrics", "samples", "checkpoint", "alert", "preflight", "ack", "note", "shares", "end"
+    "started", "phase", "metrics", "samples", "checkpoint", "alert", "gate", "preflight", "ack", "note", "shares", "end"
 ]
 
 # What four bytes hold, as readers of a journal keep it.

@@ -13,13 +13,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ppo_core.errors import RewardError
+from ppo_core.errors import DataError, RewardError
 from ppo_core.scoring.http_service import HttpService
 from ppo_core.scoring.python_function import PythonFunction
 from ppo_core.scoring.sequence_classifier import SequenceClassifier, reading_of
 from ppo_core.scoring.source import RewardSource, Unusable, not_asked_to_end
-from ppo_core.spec.files import JUDGE_FUNCTIONS, REWARD_FUNCTIONS
-from ppo_core.spec.scorers import JudgeConfig, RewardConfig, Scorer
+from ppo_core.spec.scorers import JUDGE_FUNCTIONS, REWARD_FUNCTIONS, JudgeConfig, RewardConfig, Scorer
 
 LOG = logging.getLogger(__name__)
 
@@ -103,13 +102,26 @@ class Reward:
             source.close()
 
 
-def load_judge(config: JudgeConfig) -> Reward:
+def load_judge(config: JudgeConfig, beside: Reward | None = None) -> Reward:
     """The judge, as a reward of one source of weight 1.
 
+    Args:
+        beside: the training reward.
+
     Raises:
-        DataError: its model or function cannot be used.
+        DataError: its model or function cannot be used, or it is a function of `beside` under another name.
     """
     source = load_source(config, JUDGE_FUNCTIONS, JUDGE_TIMEOUT_S)
+    for index, (other, _) in enumerate(beside.sources if beside is not None else ()):
+        if not (isinstance(source, PythonFunction) and isinstance(other, PythonFunction)):
+            continue
+        if source.content is not None and source.content == other.content:
+            source.close()
+            raise DataError(
+                f"gate.judge.name {config.name!r} is the function of reward.sources.{index} under another name, so it "
+                "cannot see that one being hacked",
+                hint="Name a judge that shares nothing with the reward.",
+            )
     return Reward(((source, 1.0),), JUDGE_MAX_INVALID_SHARE)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import hashlib
 import inspect
 import json
 import numbers
@@ -16,6 +17,7 @@ import signal
 import sys
 from collections.abc import Callable
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any, TextIO
 
 PR_SET_PDEATHSIG = 1
@@ -31,11 +33,12 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w", encoding="ascii")
     os.dup2(2, 1)
     try:
-        call = load(arguments.group, arguments.name)
+        function = load(arguments.group, arguments.name)
+        call, content = of_prompt_and_response(function), content_of(function)
     except Exception as error:  # Whatever the import of a stranger's module raises, the trainer must hear of it.
         say(answers, {"failed": f"{type(error).__name__}: {error}"})
         return
-    say(answers, {"ready": True})
+    say(answers, {"ready": True, "content": content})
     for line in sys.stdin.buffer:
         request = json.loads(line)
         say(answers, {"row": request["row"], **answer(call, request["prompt"], request["response"])})
@@ -50,18 +53,49 @@ def die_with(parent: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
-def load(group: str, name: str) -> Callable[[str, str], Any]:
-    """The registered function as one of prompt and response.
-
-    One that has parameters `prompt` and `response` is given both; any other is given prompt + response as one text.
-    """
+def load(group: str, name: str) -> Callable[..., Any]:
+    """The registered function."""
     found = [entry for entry in entry_points(group=group) if entry.name == name]
     if not found:
         raise LookupError(f"no {name!r} is registered in {group!r}")
     function: Callable[..., Any] = found[0].load()
+    return function
+
+
+def of_prompt_and_response(function: Callable[..., Any]) -> Callable[[str, str], Any]:
+    """The function as one of prompt and response.
+
+    One that has parameters `prompt` and `response` is given both; any other is given prompt + response as one text.
+    """
     if {"prompt", "response"} <= set(inspect.signature(function).parameters):
         return lambda prompt, response: function(prompt=prompt, response=response)
     return lambda prompt, response: function(prompt + response)
+
+
+def content_of(function: Callable[..., Any]) -> str | None:
+    """A digest of what a function computes: its code and its module's source. None where that says not all of it.
+
+    Names count for nothing, nor does where the module lies: a copy under another name is the same function. Two that
+    read the same and stand in different modules are not, for what they call may differ.
+    """
+    if not inspect.isfunction(function) or function.__closure__:
+        return None  # An object or a closure holds values of its own.
+    try:
+        source = Path(inspect.getfile(function)).read_bytes()
+    except (OSError, TypeError):
+        return None
+    code = function.__code__
+    parts = (code.co_code, code.co_names, code.co_varnames, _plain(code.co_consts), function.__defaults__)
+    return hashlib.sha256(repr(parts).encode("utf-8", "backslashreplace") + source).hexdigest()
+
+
+def _plain(constant: Any) -> Any:
+    """A constant without what is another in each process: nested code is shown by its own, a set in one order."""
+    if inspect.iscode(constant):
+        return constant.co_code, constant.co_names, _plain(constant.co_consts)
+    if isinstance(constant, tuple):
+        return tuple(_plain(each) for each in constant)
+    return sorted(map(repr, constant)) if isinstance(constant, frozenset) else constant
 
 
 def answer(call: Callable[[str, str], Any], prompt: str, response: str) -> dict[str, Any]:

@@ -46,6 +46,8 @@ class PythonFunction:
         self._workers: list[WorkerProcess] = []
         self._end = weakref.finalize(self, _end_all, self._workers)
         self._start_first()
+        #: A digest of the function, whatever it is called; None where its source does not say all of it.
+        self.content = self._workers[0].content
 
     @property
     def num_processes(self) -> int:

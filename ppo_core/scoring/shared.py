@@ -36,10 +36,11 @@ class SharedReward:
 
     def __init__(self, load: Callable[[], Reward], ranks: Ranks) -> None:
         self._ranks = ranks
-        self._reward: Reward | None = None
+        #: Rank 0's; None elsewhere.
+        self.own: Reward | None = None
 
         def load_it() -> None:
-            self._reward = load()
+            self.own = load()
 
         ranks.first(load_it)
 
@@ -49,9 +50,9 @@ class SharedReward:
         return self._ranks.first(lambda: self._first().score(prompts, responses, check))
 
     def close(self) -> None:
-        if self._reward is not None:
-            self._reward.close()
+        if self.own is not None:
+            self.own.close()
 
     def _first(self) -> Reward:
-        assert self._reward is not None  # Only rank 0 is asked.
-        return self._reward
+        assert self.own is not None  # Only rank 0 is asked.
+        return self.own

@@ -27,6 +27,10 @@ Reason = Literal[
 ]
 
 
+# What a judge that compares says of a pair: the newer answer is better (1), the older one (-1), neither (0); None: it
+# gave no verdict.
+Preference = float | None
+
 # How long a stop may wait for whoever waits for scores.
 CHECK_EVERY_S = 0.2
 

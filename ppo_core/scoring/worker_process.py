@@ -13,7 +13,8 @@ from typing import IO, Any
 class WorkerProcess:
     """`row` is what it works on, None while it starts or waits; `has_ended` once its answers have come to an end.
 
-    One that ends without ever being ready could not start; `failure` then says why.
+    One that ends without ever being ready could not start; `failure` then says why. One that is ready has said what its
+    function's `content` is, as far as it can be told.
     """
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
@@ -23,6 +24,7 @@ class WorkerProcess:
         self._since = time.monotonic()
         self.row: int | None = None
         self.was_ready = False
+        self.content: str | None = None
         self.failure = "its process ended while starting"
         self.has_ended = False
 
@@ -68,6 +70,7 @@ class WorkerProcess:
         messages: list[dict[str, Any]] = [json.loads(line) for line in lines]
         for message in messages:
             self.was_ready |= "ready" in message
+            self.content = message.get("content", self.content)
             self.failure = message.get("failed", self.failure)
             self.row = None
         return messages

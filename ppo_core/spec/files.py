@@ -15,11 +15,10 @@ from ppo_core.spec.hub import hub_dataset, is_hub
 from ppo_core.spec.loading import Fault, spec_paths
 from ppo_core.spec.prompt_files import Unfit, read_rows
 from ppo_core.spec.run_spec import RunSpec
-from ppo_core.spec.scorers import Scorer
+from ppo_core.spec.same_scorer import same_scorer_faults
+from ppo_core.spec.scorers import JUDGE_FUNCTIONS, REWARD_FUNCTIONS, Scorer
 
 MAX_FAULTS_A_FILE = 10
-REWARD_FUNCTIONS = "ppo_core.rewards"
-JUDGE_FUNCTIONS = "ppo_core.judges"
 
 
 def check_files(
@@ -55,6 +54,8 @@ def check_files(
     places = [(f"/rollout/vllm/servers/{index}", url) for index, url in enumerate(servers)]
     faults.extend(_hosts(places, engine_hosts, EngineHosts))
     faults.extend(_chat_templates(spec, faults))
+    if not any(fault.pointer.startswith(("/gate/judge", "/reward/sources")) for fault in faults):
+        faults.extend(same_scorer_faults(spec))
     for pointer, model in (("/policy/model", spec.policy.model), ("/policy/critic_model", spec.policy.critic_model)):
         if model is not None and not any(fault.pointer == pointer for fault in faults):
             faults.extend(_context(spec, model))

@@ -80,9 +80,15 @@ class RunSpec(Group):
         if judge is not None and self.data.held_out is None:
             message = "gate.judge needs data.held_out: the judge compares answers to held-out prompts; name a file"
             misfits.append(("/data/held_out", message))
-        if judge is not None and judge.identity in [source.identity for source in self.reward.sources]:
-            message = "the judge is one of reward.sources, so it cannot see that one being hacked; name another judge"
-            misfits.append(("/gate/judge", message))
+        for index, source in enumerate(self.reward.sources):
+            if judge is not None and judge.identity == source.identity:
+                said = judge.url or judge.model or judge.name
+                message = (
+                    f"the judge, {judge.kind} {said!r}, is one of reward.sources ({index}): it cannot see that "
+                    "one being hacked; name another judge"
+                )
+                misfits.append(("/gate/judge", message))
+                break
         if misfits:
             raise Misfits(misfits)
         return self

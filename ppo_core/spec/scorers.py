@@ -2,29 +2,43 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Literal, Self, get_args
+from urllib.parse import unquote
 
 from pydantic import field_validator, model_validator
 
-from ppo_core.spec.hosts import parse_endpoint
+from ppo_core.spec.hosts import Endpoint, parse_endpoint
 from ppo_core.spec.setting import Group, Misfits, PathText, setting
 from ppo_core.spec.text_template import TextTemplate
 
 # Through two responses a line always fits: all they differ by would be taken for length.
 MIN_ROWS_FOR_SLOPE = 3
 
-# What each kind of scorer takes: the field that names it first, then those that go with it.
+# Entry point groups of functions that score.
+REWARD_FUNCTIONS = "ppo_core.rewards"
+JUDGE_FUNCTIONS = "ppo_core.judges"
+
+# What each kind of scorer takes.
 SCORER_FIELDS = {
     "sequence_classifier": ("model", "template", "chat_template"),
     "python": ("name",),
     "http": ("url", "batch_size", "retries"),
-}
+    "openai": (
+        "served_model", "url", "question", "answer_tokens", "at_once", "retries", "request_timeout_s", "timeout_s",
+    ),
+}  # fmt: skip
+
+# Those among them that a kind cannot do without.
+NEEDED_FIELDS = ("model", "name", "url", "served_model")
+
+# What a judge by comparison is asked, unless the spec says otherwise.
+QUESTION = "Which response to the prompt is better?"
 
 
 class Scorer(Group):
-    """Whatever gives a response a number: what reward sources and judges have in common."""
+    """Whoever says what a response is worth: what reward sources and judges have in common."""
 
-    kind: Literal["sequence_classifier", "python", "http"] = setting(
+    kind: Literal["sequence_classifier", "python", "http", "openai"] = setting(
         ...,
         "rollback",
         "`sequence_classifier`: a Hugging Face model with one output; `python`: a registered function; `http`: a "
@@ -77,21 +91,20 @@ class Scorer(Group):
     @property
     def identity(self) -> tuple[str, object]:
         """What makes two scorers the same one, however it is asked and its address is spelled."""
-        return self.kind, parse_endpoint(self.url) if self.url is not None else self.model or self.name
+        return self.kind, place_of(parse_endpoint(self.url)) if self.url is not None else self.model or self.name
 
     @model_validator(mode="after")
     def _kind_has_what_it_takes(self) -> Self:
-        needed = SCORER_FIELDS[self.kind][0]
+        own, fields = SCORER_FIELDS[self.kind], type(self).model_fields
         misfits = []
-        if getattr(self, needed) is None:
-            misfits.append(("", f"a scorer of kind {self.kind} takes `{needed}`, which is missing"))
-        for kind, fields in SCORER_FIELDS.items():
-            if kind != self.kind:
-                misfits += [
-                    (f"/{field}", f"`{field}` is for kind {kind}, and this is {self.kind}; leave it out")
-                    for field in fields
-                    if getattr(self, field) != type(self).model_fields[field].default
-                ]
+        for needed in own:
+            if getattr(self, needed) is None and needed in NEEDED_FIELDS:
+                misfits.append(("", f"a scorer of kind {self.kind} takes `{needed}`, which is missing"))
+        for field in dict.fromkeys(name for names in SCORER_FIELDS.values() for name in names):
+            if field in fields and field not in own and getattr(self, field) != fields[field].default:
+                kinds = get_args(fields["kind"].annotation)
+                takers = " or ".join(kind for kind in kinds if field in SCORER_FIELDS[kind])
+                misfits.append((f"/{field}", f"`{field}` is for kind {takers}, and this is {self.kind}; leave it out"))
         if self.template is not None and self.chat_template:
             misfits.append(("/template", "template and chat_template exclude each other; leave one out"))
         if misfits:
@@ -102,6 +115,12 @@ class Scorer(Group):
 class RewardSource(Scorer):
     """One scorer of responses, and what it counts."""
 
+    kind: Literal["sequence_classifier", "python", "http"] = setting(
+        ...,
+        "rollback",
+        "`sequence_classifier`: a Hugging Face model with one output; `python`: a registered function; `http`: a "
+        "service that is posted prompts and responses.",
+    )
     weight: float = setting(1.0, "rollback", "Factor of this source in the sum.", ge=-1000, le=1000)
 
 
@@ -149,4 +168,58 @@ class RewardConfig(Group):
 
 
 class JudgeConfig(Scorer):
-    """An evaluator that is not the training reward."""
+    """An evaluator that is not the training reward. It scores each answer, or compares two at a time (`openai`)."""
+
+    kind: Literal["sequence_classifier", "python", "http", "openai"] = setting(
+        ...,
+        "rollback",
+        "`sequence_classifier`, `python` and `http` score answers as reward sources do; `openai`: a model behind an "
+        "OpenAI-compatible endpoint says of two answers which is better.",
+    )
+    url: str | None = setting(
+        None,
+        "rollback",
+        "Address of the service, http or https, of a host in PPO_REWARD_HOSTS; of an OpenAI-compatible one all that "
+        "stands before /chat/completions. See docs/judge-gate.md.",
+        min_length=1,
+        max_length=1024,
+    )
+    retries: int = setting(
+        3, "rollback", "Further tries of a request that failed, as far as the time for all allows.", ge=0, le=10
+    )
+    served_model: str | None = setting(
+        None,
+        "rollback",
+        "Name by which the OpenAI-compatible endpoint knows the model that compares.",
+        min_length=1,
+        max_length=256,
+        pattern=r"^[^\x00-\x1f\x7f]+$",
+    )
+    question: str = setting(
+        QUESTION,
+        "rollback",
+        "What that model is asked about two responses, in a sentence or more.",
+        min_length=1,
+        max_length=4096,
+        pattern=r"^[^\x00-\x08\x0b-\x1f]+$",
+    )
+    answer_tokens: int = setting(
+        16, "rollback", "Most tokens of its answer, which is one word; more for a model that thinks aloud.", ge=1,
+        le=32768,
+    )  # fmt: skip
+    at_once: int = setting(8, "rollback", "Comparisons under way at the same time.", ge=1, le=256)
+    request_timeout_s: float = setting(
+        60.0, "rollback", "Seconds after which one comparison is given up and tried again.", gt=0, le=600
+    )
+    timeout_s: float = setting(
+        300.0, "rollback", "Seconds that all comparisons with one policy may take; a gate has two.", gt=0, le=600
+    )
+
+
+def place_of(endpoint: Endpoint) -> tuple[str, int, str]:
+    """Host, port and path of an address; the spellings of one place, as far as they can be told without asking, are
+    one."""
+    address = endpoint.address
+    here = endpoint.host == "localhost" or (address is not None and str(address) in ("127.0.0.1", "::1"))
+    port = 443 if endpoint.port == 80 else endpoint.port  # One service by http and by https.
+    return "localhost" if here else endpoint.host.rstrip("."), port, unquote(endpoint.path).rstrip("/")

@@ -51,6 +51,14 @@ def make_toy(folder: Path, num_prompts: int = 24) -> dict[str, Any]:
     }
 
 
+def other_classifier(folder: Path, seed: int = 7) -> Path:
+    """Write a sequence classifier of the toy's shape and of other weights to `folder`: a judge, or another reward."""
+    torch.manual_seed(seed)
+    LlamaForSequenceClassification(tiny_config("llama", vocab_size=TOKENS, num_labels=1)).save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return folder
+
+
 def toy_segment(run_dir: Path, spec: dict[str, Any], number: int = 1, checkpoint: str | None = None) -> SegmentDir:
     return create_segment(run_dir, SegmentStart("toy", number, spec, checkpoint))
 

@@ -10,12 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import torch
-from transformers import LlamaForSequenceClassification
 
 from ppo_core.rundir import checkpoints, read_journal, read_manifest, segments
-from tests.ppo_core.tiny_models import tiny_config, tiny_tokenizer
-from tests.ppo_core.toy_run import TOKENS, make_toy, timeless
+from tests.ppo_core.toy_run import make_toy, other_classifier, timeless
 from tests.worker.platform import Platform
 from worker.processes import marked_processes
 
@@ -27,10 +24,7 @@ def stateful_spec(folder: Path) -> dict[str, Any]:
     """Adaptive KL, running moments of scores, a length baseline, critic warm-up, a learning-rate schedule, held-out
     scores and a gate with a judge."""
     toy = make_toy(folder)
-    torch.manual_seed(7)
-    judge = LlamaForSequenceClassification(tiny_config("llama", vocab_size=TOKENS, num_labels=1))
-    judge.save_pretrained(folder / "judge")
-    tiny_tokenizer().save_pretrained(folder / "judge")
+    judge = other_classifier(folder / "judge")
     toy["rollout"] |= {"temperature": 1.0, "stop_ids": list(range(10, 50))}  # answers of one to eight tokens
     toy["reward"] |= {"normalize": True, "length_baseline": "linear", "clip": 3.0, "missing_eos_penalty": -0.5}
     toy["update"] = {
@@ -50,7 +44,7 @@ def stateful_spec(folder: Path) -> dict[str, Any]:
             "every": 2,
             "prompts": 2,
             "action": "note",
-            "judge": {"kind": "sequence_classifier", "model": str(folder / "judge")},
+            "judge": {"kind": "sequence_classifier", "model": str(judge)},
         },
         "evaluation": {"every": 2, "prompts": 2},
         "samples": {"per_iteration": 8},

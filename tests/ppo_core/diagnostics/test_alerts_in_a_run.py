@@ -12,7 +12,7 @@ import pytest
 
 from ppo_core.main import run_segment
 from ppo_core.rundir import ExitCode, SegmentDir, checkpoints
-from tests.ppo_core.toy_run import journal, make_toy, toy_segment
+from tests.ppo_core.toy_run import journal, make_toy, other_classifier, toy_segment
 
 # Answers of the toy have eight tokens, so that this band is left from the first iteration on.
 OWN = {"bands": {"response/length_p50": {"high": 0.5}}}
@@ -80,8 +80,7 @@ def hacked(trainer: Any) -> None:
 
 def test_a_tripped_gate_is_an_alert(tmp_path: Path) -> None:
     spec = make_toy(tmp_path / "toy")
-    other = make_toy(tmp_path / "judge")
-    judge = {"kind": "sequence_classifier", "model": other["reward"]["sources"][0]["model"]}
+    judge = {"kind": "sequence_classifier", "model": str(other_classifier(tmp_path / "judge"))}
     spec |= {"iterations": 4, "gate": {**spec["gate"], "judge": judge}, "checkpoints": {"every": 1}}
     segment = toy_segment(tmp_path, spec)
     assert run_segment(segment, 1, 1, change=hacked) == ExitCode.GATE_OR_GUARD

@@ -12,7 +12,7 @@ from ppo_core import registry
 from ppo_core.checkpoints import TrainerState
 from ppo_core.data.prompts import PromptBatch
 from ppo_core.diagnostics.iteration_metrics import held_out_metrics, iteration_metrics, peak_memory_gib
-from ppo_core.evaluation.gate import GateState, judge_verdict
+from ppo_core.evaluation.gate import judge_verdict, paired_rise, win_rate
 from ppo_core.evaluation.held_out import Answers
 from ppo_core.iteration import IterationReport, Progress
 from ppo_core.kl_controller import KLUpdate
@@ -238,12 +238,15 @@ HELD_OUT_KNOWN = {
     "judge/score_mean": 0.1,
 }
 # Of four answers two are better than the last gate's, one is as good, one is worse: 2.5 of 4. With z² = 3.841459 the
-# interval is (0.625 + 0.480182 ± sqrt(0.625 · 0.375 · 0.960365 + 0.230575)) / 1.960365. Against the start 3.5 of 4.
+# interval is (0.625 + 0.480182 ± sqrt(0.625 · 0.375 · 0.960365 + 0.230575)) / 1.960365. Against the start 3.5 of 4, and
+# (0.875 + 0.480182 ± sqrt(0.875 · 0.125 · 0.960365 + 0.230575)) / 1.960365.
 GATE_KNOWN = {
     "judge/win_rate": 0.625,
     "judge/win_rate_low": 0.219424,
     "judge/win_rate_high": 0.908103,
     "judge/win_rate_vs_start": 0.875,
+    "judge/win_rate_vs_start_low": 0.395773,
+    "judge/win_rate_vs_start_high": 0.986809,
 }
 
 
@@ -261,10 +264,9 @@ def test_held_out_metrics_have_known_answers() -> None:
 
 
 def test_gate_metrics_have_known_answers() -> None:
-    state = GateState(
-        start_judged=[0.0, 0.0, 0.0, 0.0], last_judged=[1.0, 1.0, 2.0, 3.0], last_scores=[0.0] * 4, num_suspect=0
-    )
-    verdict = judge_verdict(state, [1.0] * 4, [2.0, 2.0, 2.0, 0.0])
+    now = [2.0, 2.0, 2.0, 0.0]
+    against_last, against_start = win_rate(now, [1.0, 1.0, 2.0, 3.0]), win_rate(now, [0.0, 0.0, 0.0, 0.0])
+    verdict = judge_verdict(paired_rise([1.0] * 4, [0.0] * 4), against_last, against_start, 0)
     assert verdict.metrics() == pytest.approx(GATE_KNOWN, abs=1e-5)
 
 

@@ -43,6 +43,7 @@ class Checked:
             "models": trainer.models,
             "prompts": trainer.prompts,
             "tokenizer": trainer.tokenizer,
+            "held_out": trainer.held_out,
         }
         made |= changes
         found = preflight.Preflight(trainer.segment, check=trainer.control.check, **made).findings()

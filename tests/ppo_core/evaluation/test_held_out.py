@@ -79,10 +79,12 @@ def test_a_gate_uses_its_own_number_of_prompts(tmp_path: Path) -> None:
     answers = held_out.answer(ScriptedEngine([response(good)]))
     assert len(answers.scores) == 7
     state = held_out.start_gate(answers)
-    assert state.start_judged == state.last_scores == [5.0] * 3
-    verdict = held_out.judge_gate(state, answers)
-    assert verdict.against_last.ties == 3
-    assert not verdict.tripped
+    assert state.prompts == ["film 0", "film 1", "film 2"]
+    assert state.start.judged == state.last.scores == [5.0] * 3
+    held = held_out.hold_gate(state, answers)
+    assert held.verdict.against_last.ties == 3
+    assert not held.verdict.tripped
+    assert held.asked is None
 
 
 def test_no_held_out_file_is_a_data_error(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from ppo_core.scoring.python_function import PythonFunction
 from ppo_core.scoring.sequence_classifier import SequenceClassifier
 from ppo_core.scoring.shared import SharedReward
 from ppo_core.scoring.source import RewardSource
-from ppo_core.spec.files import REWARD_FUNCTIONS
+from ppo_core.spec.scorers import REWARD_FUNCTIONS
 from tests.ppo_core.scoring.live_service import Said, live_service
 from tests.ppo_core.scoring.registered import register
 from tests.ppo_core.toy_run import make_toy

@@ -12,8 +12,7 @@ import torch
 from ppo_core.errors import RewardError
 from ppo_core.scoring.combine import Reward, clean, load_judge
 from ppo_core.scoring.source import Unusable
-from ppo_core.spec.files import REWARD_FUNCTIONS
-from ppo_core.spec.scorers import JudgeConfig, RewardConfig, RewardSource
+from ppo_core.spec.scorers import REWARD_FUNCTIONS, JudgeConfig, RewardConfig, RewardSource
 from tests.ppo_core.scoring.registered import register
 
 

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from ppo_core.errors import DataError
-from ppo_core.scoring import http_service
+from ppo_core.scoring import http_post
 from ppo_core.scoring.combine import clean, load_judge
-from ppo_core.scoring.http_service import MAX_ANSWER_BYTES, HttpService, retry_after_s, wait_s
+from ppo_core.scoring.http_post import MAX_ANSWER_BYTES, retry_after_s, wait_s
+from ppo_core.scoring.http_service import HttpService
 from ppo_core.scoring.source import Unusable
 from ppo_core.spec.scorers import JudgeConfig
 from tests.ppo_core.scoring.live_service import Said, Service, live_service, scores
@@ -132,7 +133,7 @@ def test_nothing_outlasts_the_deadline(said: Said) -> None:
 
 
 def test_a_passing_fault_is_tried_again_and_a_lasting_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_service, "FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr(http_post, "FIRST_WAIT_S", 0.01)
     for first, tries in ((Said(status=503), 3), (Said(status=429), 3), (Said(closes=True), 3), (Said(status=400), 1)):
         said = iter([first, first])
         with live_service(lambda request, said=said: next(said, scores(1.0))) as service:  # type: ignore[misc]
@@ -144,7 +145,7 @@ def test_a_passing_fault_is_tried_again_and_a_lasting_one_is_not(monkeypatch: py
 
 
 def test_no_more_tries_than_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_service, "FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr(http_post, "FIRST_WAIT_S", 0.01)
     with live_service(lambda request: Said(status=500)) as service:
         source = asking(service, retries=2)
         assert source.score(["p"], ["r"]) == [Unusable("http_status", "the service answered with status 500")]
@@ -153,7 +154,7 @@ def test_no_more_tries_than_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_service_may_ask_for_a_longer_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_service, "FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr(http_post, "FIRST_WAIT_S", 0.01)
     said = iter([Said(status=429, headers={"Retry-After": "1"})])
     with live_service(lambda request: next(said, scores(1.0))) as service:
         source = asking(service, retries=1)

@@ -15,7 +15,7 @@ import pytest
 from ppo_core.errors import DataError, RewardError
 from ppo_core.scoring.python_function import PythonFunction
 from ppo_core.scoring.source import Unusable
-from ppo_core.spec.files import REWARD_FUNCTIONS
+from ppo_core.spec.scorers import REWARD_FUNCTIONS
 from tests.ppo_core.scoring.registered import register
 
 

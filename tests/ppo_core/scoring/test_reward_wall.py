@@ -21,7 +21,7 @@ from ppo_core.data.prompts import PromptBatch
 from ppo_core.main import run_segment
 from ppo_core.rundir import ExitCode, SegmentDir, checkpoints
 from ppo_core.scoring.combine import Reward
-from ppo_core.spec.files import REWARD_FUNCTIONS
+from ppo_core.spec.scorers import REWARD_FUNCTIONS
 from tests.ppo_core.rollout.scripted_engine import ScriptedEngine, response
 from tests.ppo_core.scoring.registered import register
 from tests.ppo_core.tiny_models import tiny_tokenizer

@@ -24,7 +24,7 @@ from ppo_core.main import run_segment
 from ppo_core.rundir import checkpoints
 from ppo_core.spec import RunSpec, parse_spec
 from ppo_core.spec.fields import every_field, group_in
-from ppo_core.spec.files import JUDGE_FUNCTIONS, REWARD_FUNCTIONS
+from ppo_core.spec.scorers import JUDGE_FUNCTIONS, REWARD_FUNCTIONS
 from tests.ppo_core.scoring.live_service import Said, live_service, scores
 from tests.ppo_core.scoring.registered import register
 from tests.ppo_core.spec.field_cases import CASES, SHOWN_BY
