@@ -195,9 +195,11 @@ def _watching(spec: RunSpec, start_iteration: int) -> str:
         return "no judge: nothing watches for reward hacking"
     action = {"stop": "stops the run", "pause": "pauses the run", "note": "is noted"}[spec.gate.action]
     gates = _times(spec, spec.gate.every, start_iteration)
+    # Each pair in both orders, with the last gate's answer and with the start's.
+    asked = f", asked up to {4 * spec.gate.prompts:,} times each" if spec.gate.judge.kind == "openai" else ""
     return (
         f"the judge compares answers to {_count(spec.gate.prompts, 'held-out prompt')} every "
-        f"{_count(spec.gate.every, 'iteration')}, {_count(gates, 'time')}; a tripped gate {action}"
+        f"{_count(spec.gate.every, 'iteration')}, {_count(gates, 'time')}{asked}; a tripped gate {action}"
     )
 
 

@@ -75,6 +75,7 @@ class Preflight:
             ("reward", lambda: self._reward(rollout)),
             ("audit", self._audit),
             ("judge", lambda: self._judge(rollout)),
+            ("gate_prompts", self._gate_prompts),
             ("end_of_text", lambda: self._ends(rollout)),
             ("prompts", self._too_long),
             ("room", self._room),
@@ -224,21 +225,26 @@ class Preflight:
     # The judge
 
     def _judge(self, rollout: Rollout) -> list[Finding]:
-        held_out, spec = self._held_out, self._spec
+        held_out = self._held_out
         if held_out is None or not held_out.has_judge:
             return []
-        found = []
-        num = len(held_out.gate_prompts)
-        if num < spec.gate.prompts:
-            detail = f"the held-out file has {num} prompts that fit, and gate.prompts asks for {spec.gate.prompts}"
-            found.append(Finding("gate_prompts", "warning", detail, "Add held-out prompts: fewer tell less."))
         if held_out.pair_judge is not None:
-            return [*found, self._comparing(held_out.pair_judge, rollout)]
+            return [self._comparing(held_out.pair_judge, rollout)]
         assert held_out.judge is not None  # One of the two there is.
         scores = self._models.reward.score(rollout.prompt_texts, rollout.response_texts, self._check)
         judged = held_out.judge.score(rollout.prompt_texts, rollout.response_texts, self._check)
         parts = {f"reward.sources.{index}": part.tolist() for index, part in enumerate(scores.parts)}
-        return [*found, against_reward(usable(judged), {"the reward": usable(scores), **parts})]
+        return [against_reward(usable(judged), {"the reward": usable(scores), **parts})]
+
+    def _gate_prompts(self) -> list[Finding]:
+        held_out, wanted = self._held_out, self._spec.gate.prompts
+        if held_out is None or not held_out.has_judge:
+            return []
+        num = len(held_out.gate_prompts)
+        if num < wanted:
+            detail = f"the held-out file has {num} prompts that fit, and gate.prompts asks for {wanted}"
+            return [Finding("gate_prompts", "warning", detail, "Add held-out prompts: fewer tell less.")]
+        return [Finding("gate_prompts", "ok", f"a gate compares answers to {num} held-out prompts")]
 
     def _comparing(self, judge: PairJudge, rollout: Rollout) -> Finding:
         """Each answer against the next prompt's: whoever reads the prompt can tell them apart."""

@@ -178,9 +178,11 @@ class HeldOut:
 
     def _with_scores(self, prompts: list[str], kept: KeptAnswers, check: Check) -> KeptAnswers:
         if kept.scores is None:
-            kept = replace(kept, scores=usable(self._reward.score(prompts, kept.responses, check)))
+            kept = replace(
+                kept, scores=usable(self._reward.score(prompts[: len(kept.responses)], kept.responses, check))
+            )
         if kept.judged is None and self.judge is not None:
-            kept = replace(kept, judged=usable(self.judge.score(prompts, kept.responses, check)))
+            kept = replace(kept, judged=usable(self.judge.score(prompts[: len(kept.responses)], kept.responses, check)))
         return kept
 
     def _by_scores(self, now: KeptAnswers, then: KeptAnswers) -> WinRate:

@@ -14,6 +14,8 @@ FEW_ROWS = 4
 SMALL_CLIP = 0.1
 # A slope through n responses takes 1 / (n - 1) of the scores' variance for length where there is no such thing.
 FEW_ROWS_FOR_SLOPE = 16
+# Half of the interval of a win rate of one half is then 0.09.
+FEW_GATE_PROMPTS = 128
 # A KL coefficient that cannot move by more than this in a whole run might as well be fixed.
 SMALL_MOVE = 0.1
 
@@ -119,8 +121,15 @@ def _kl(spec: RunSpec) -> Iterator[str]:
 def _watching(spec: RunSpec) -> Iterator[str]:
     if spec.gate.judge is None:
         yield "no judge: nothing watches for reward hacking; set gate.judge and data.held_out"
-    elif spec.gate.every > spec.iterations:
-        yield (f"gate.every is {spec.gate.every} but the run has {spec.iterations} iterations: the gate never looks")
+    else:
+        if spec.gate.every > spec.iterations:
+            yield f"gate.every is {spec.gate.every} but the run has {spec.iterations} iterations: the gate never looks"
+        if spec.gate.prompts < FEW_GATE_PROMPTS:
+            wide = 1.96 * 0.5 / math.sqrt(spec.gate.prompts)
+            yield (
+                f"gate.prompts is {spec.gate.prompts}: a win rate of one half is then uncertain by ± {wide:.2f}; "
+                f"{FEW_GATE_PROMPTS} and more tell small losses"
+            )
     if spec.data.held_out is None:
         yield "no data.held_out: scores are only ever of prompts that were trained on"
 

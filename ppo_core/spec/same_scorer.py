@@ -66,7 +66,7 @@ def same_weights(one: str | Path, other: str | Path) -> bool:
         if not first or kinds[0] != kinds[1]:
             return False
         return all(_same_bytes(first[name], second[name]) for name in sorted(first, key=lambda n: first[n].num_bytes))
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return False
 
 
@@ -74,14 +74,15 @@ def tensor_places(folder: Path) -> dict[str, TensorPlace]:
     """Every tensor that is loaded from a model folder, by name, from the headers of its safetensors files.
 
     Raises:
-        OSError, ValueError, TypeError, KeyError, RecursionError: a file cannot be read, or is none of that form.
+        OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError: a file cannot be read, or is none of
+            that form.
     """
     whole, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if whole.is_file():
         files = [whole]
     elif index.is_file():
         shards = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        files = [folder / name for name in sorted(set(shards.values()))]
+        files = [folder / Path(name).name for name in sorted(set(shards.values()))]
     else:
         files = sorted(folder.glob("*.safetensors"))
     return {name: place for file in files for name, place in _places_in(file)}
@@ -93,6 +94,8 @@ def _places_in(file: Path) -> Iterator[tuple[str, TensorPlace]]:
         if not 0 < length <= MAX_HEADER_BYTES:
             raise ValueError(f"{file} has no safetensors header")
         header = json.loads(stream.read(length))
+        if not isinstance(header, dict):
+            raise ValueError(f"the header of {file} is no object")
     for name, entry in header.items():
         if name != "__metadata__":
             begin, end = entry["data_offsets"]

@@ -129,6 +129,10 @@ def test_checkpoints_kept(rules: dict[str, Any], kept: int) -> None:
         ({"reward": {"clip": 5.0}}, "scores spread over about 5:"),
         ({"gate": {"judge": None}}, "nothing watches for reward hacking"),
         ({"gate": {"every": 101}}, "the gate never looks"),
+        (
+            {"gate": {"prompts": 64}},
+            "gate.prompts is 64: a win rate of one half is then uncertain by ± 0.12; 128 and more",
+        ),
         ({"gate": {"judge": None}, "data": {"held_out": None}}, "no data.held_out"),
         ({"checkpoints": {"every": 101}}, "only its end is saved"),
         ({"gate": {"judge": None}, "checkpoints": {"keep_best": 2}}, "no judge to say which are best"),

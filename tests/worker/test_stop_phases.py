@@ -72,6 +72,8 @@ def spec(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     policy.save_pretrained(folder / "policy")
     config.num_labels = 1
     LlamaForSequenceClassification(config).save_pretrained(folder / "reward")
+    save_reading_copy(folder / "policy", folder / "judge")
+    LlamaForSequenceClassification(config).save_pretrained(folder / "judge")
     for name, count in (("train", 512), ("held_out", 256)):
         rows = [{"prompt": " ".join(rng.choices(words, k=4))} for _ in range(count)]
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -174,8 +176,10 @@ def _begins_nothing_new(platform: Platform, run_id: str, command_id: str) -> Non
 def _spec_for(spec: dict[str, Any], phase: str) -> dict[str, Any]:
     """What brings a run to the phase soon; the phase itself has the demo's size."""
     if phase == "gate":
-        judge = {"judge": spec["reward"]["sources"][0], "every": 1, "prompts": 128}
-        return {**spec, "gate": judge, "evaluation": {"every": 100, "prompts": 256}}
+        judge_model = Path(spec["policy"]["model"]).with_name("judge")
+        judge = {"kind": "sequence_classifier", "model": str(judge_model)}
+        gate = {"judge": judge, "every": 1, "prompts": 128}
+        return {**spec, "gate": gate, "evaluation": {"every": 100, "prompts": 256}}
     if phase == "saving":
         return {**spec, "checkpoints": {"every": 1}, "evaluation": {"every": 100, "prompts": 4}}
     return spec if phase == "evaluation" else {**spec, "evaluation": {"every": 100, "prompts": 4}}

@@ -29,13 +29,14 @@ def scores(*values: Any) -> Said:
 
 @dataclass
 class Service:
-    """`requests` are the bodies that came, `headers` those of the last one."""
+    """`requests` are the bodies that came, `headers` and `path` those of the last one."""
 
     port: int
     answer: Callable[[dict[str, Any]], Said]
     requests: list[dict[str, Any]] = field(default_factory=list)
     bodies: list[bytes] = field(default_factory=list)
     headers: dict[str, str] = field(default_factory=dict)
+    path: str = ""
     ending: threading.Event = field(default_factory=threading.Event)
 
     @property
@@ -50,7 +51,7 @@ def live_service(answer: Callable[[dict[str, Any]], Said]) -> Iterator[Service]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             service.bodies.append(self.rfile.read(int(self.headers["Content-Length"])))
-            service.headers = dict(self.headers.items())
+            service.headers, service.path = dict(self.headers.items()), self.path
             request = json.loads(service.bodies[-1])
             service.requests.append(request)
             said = service.answer(request)

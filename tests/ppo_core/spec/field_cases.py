@@ -32,6 +32,7 @@ PYTHON_JUDGE = {"kind": "python", "name": "length"}
 PYTHON_SOURCE = {"kind": "python", "name": "length"}
 HTTP_SOURCE = {"kind": "http", "url": "{service}"}
 ANSWERING_EVERY_OTHER_TIME = {"kind": "http", "url": "{flaky_service}", "retries": 1}
+COMPARING_JUDGE = {"kind": "openai", "url": "{chat_service}", "served_model": "prefers-longer", "retries": 0}
 ADAPTIVE = {"kl.controller": "adaptive", "kl.target": 1000.0, "kl.horizon": 8}
 # The first iteration starts at the reference, so that its KL is 0; the second one's decides the third's coefficient.
 DRIFTING = {**ADAPTIVE, "iterations": 3, "update.learning_rate": 0.01}
@@ -120,6 +121,9 @@ CASES: dict[str, Case] = {
     "gate.judge.url": Case("{other_service}", "metrics", base={"gate.judge": HTTP_SOURCE}),
     "gate.judge.batch_size": Case(3, "metrics", base={"gate.judge": HTTP_SOURCE}),
     "gate.judge.retries": Case(0, "end", base={"gate.judge": ANSWERING_EVERY_OTHER_TIME}),
+    "gate.judge.served_model": Case("prefers-shorter", "metrics", base={"gate.judge": COMPARING_JUDGE}),
+    "gate.judge.question": Case("Which is not better?", "metrics", base={"gate.judge": COMPARING_JUDGE}),
+    "gate.judge.answer_tokens": Case(1, "end", base={"gate.judge": COMPARING_JUDGE}),
     "gate.action": Case("note", "end", base={"gate.judge": CLASSIFIER_JUDGE}, fault="hacking"),
     "evaluation.every": Case(1, "metrics"),
     "evaluation.prompts": Case(6, "metrics"),
@@ -150,6 +154,13 @@ SHOWN_BY = {
     "rollout.engine": (
         "tests/ppo_core/rollout/test_vllm_run.py::test_twenty_iterations_with_weights_that_move_and_logprobs_that_agree"
     ),
+    "gate.judge.at_once": (
+        "tests/ppo_core/scoring/test_pair_judge.py::test_no_more_are_asked_at_once_than_the_spec_says"
+    ),
+    "gate.judge.request_timeout_s": (
+        "tests/ppo_core/scoring/test_pair_judge.py::test_a_request_that_hangs_is_given_up_and_tried_again"
+    ),
+    "gate.judge.timeout_s": "tests/ppo_core/scoring/test_pair_judge.py::test_nothing_waits_beyond_the_time_for_all",
     "rollout.vllm.servers": "tests/ppo_core/rollout/test_vllm_service.py::test_a_whole_run_with_a_server",
     "rollout.vllm.replicas": (
         "tests/ppo_core/rollout/test_vllm_process.py::test_seeds_decide_whatever_the_number_of_replicas"

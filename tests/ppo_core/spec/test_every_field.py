@@ -25,6 +25,7 @@ from ppo_core.rundir import checkpoints
 from ppo_core.spec import RunSpec, parse_spec
 from ppo_core.spec.fields import every_field, group_in
 from ppo_core.spec.scorers import JUDGE_FUNCTIONS, REWARD_FUNCTIONS
+from tests.ppo_core.scoring.chat_service import completion, preferring
 from tests.ppo_core.scoring.live_service import Said, live_service, scores
 from tests.ppo_core.scoring.registered import register
 from tests.ppo_core.spec.field_cases import CASES, SHOWN_BY
@@ -179,6 +180,15 @@ def _lengths(request: dict[str, Any]) -> Said:
     return scores(*(float(len(response)) for response in request["responses"]))
 
 
+def _chat(request: dict[str, Any]) -> Said:
+    """A model that prefers by its name and by the question, and needs two tokens to say so."""
+    if request["max_tokens"] < 2:
+        return completion("fir")
+    sign = -1 if request["model"] == "prefers-shorter" else 1
+    sign *= -1 if "not better" in request["messages"][0]["content"] else 1
+    return preferring(lambda text: sign * len(text))(request)
+
+
 def _every_other_time(count: Iterator[int]) -> Callable[[dict[str, Any]], Said]:
     return lambda request: _lengths(request) if next(count) % 2 else Said(status=503)
 
@@ -193,6 +203,7 @@ def toys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Toys]:
         answers = {
             "service": _places_in_the_batch,
             "other_service": _lengths,
+            "chat_service": _chat,
             "flaky_service": _every_other_time(itertools.count()),
         }
         services = {f"{{{name}}}": stack.enter_context(live_service(answer)).url for name, answer in answers.items()}
