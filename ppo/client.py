@@ -40,6 +40,7 @@ from ppo.wire import (
     Event,
     EventPage,
     ForkPreview,
+    Gate,
     GcPreview,
     LatestMetrics,
     Lineage,
@@ -281,6 +282,10 @@ class Client:
     def segments(self, run_id: str) -> list[Segment]:
         """The stretches of a run's history, in the order in which they began."""
         return list(cast(Iterator[Segment], self._connection.pages(_run(run_id, "segments"), {})))
+
+    def gates(self, run_id: str) -> list[Gate]:
+        """The judge gates that were held, the first first."""
+        return list(cast(Iterator[Gate], self._connection.pages(_run(run_id, "gates"), {})))
 
     def gc_preview(
         self, run_id: str, *, keep_last: int | None = None, keep_every: int | None = None, keep_best: int | None = None

@@ -73,6 +73,8 @@ def event_line(type: str, payload: Mapping[str, Any]) -> str | None:
         return alert_line(payload) + (f". {remedy}" if remedy else "")
     if type == "preflight":
         return preflight_lines(payload)
+    if type == "gate":
+        return str(payload.get("explanation", ""))
     if type == "note":
         return f"{payload.get('level', 'info')}: {payload.get('message', '')}"
     if type == "state":

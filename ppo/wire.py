@@ -416,6 +416,36 @@ class Preflight(TypedDict):
     numbers: dict[str, Any]
 
 
+class GateWins(TypedDict):
+    wins: int
+    ties: int
+    losses: int
+    rate: float | None
+    low: float | None
+    high: float | None
+    asked: int | None
+    swayed: int | None
+    unreadable: int | None
+
+
+class GateRise(TypedDict):
+    mean: float | None
+    standard_error: float | None
+
+
+class Gate(TypedDict):
+    segment: int
+    iteration: int
+    time: str
+    active: bool
+    tripped: bool
+    explanation: str
+    against_last: GateWins
+    against_start: GateWins
+    rise: GateRise
+    num_suspect: int
+
+
 class Webhook(TypedDict):
     id: str
     name: str

@@ -112,14 +112,14 @@ class RunEvent(Base):
     __table_args__ = (
         Index("events_started", "run_id", "seq", postgresql_where=text("type = 'started'")),
         Index("events_preflight", "run_id", "seq", postgresql_where=text("type = 'preflight'")),
+        Index("events_gate", "run_id", "seq", postgresql_where=text("type = 'gate'")),
     )
 
     run_id: Mapped[str] = mapped_column(ForeignKey("runs.id", ondelete="CASCADE"), primary_key=True)
     seq: Mapped[int] = mapped_column(BigInteger, primary_key=True)
     segment: Mapped[int]
-    type: Mapped[
-        str
-    ]  # state | metrics | samples | checkpoint | command | alert | gate | preflight | note | started | end
+    # state | metrics | samples | checkpoint | command | alert | gate | preflight | note | started | end
+    type: Mapped[str]
     iteration: Mapped[int | None]
     time: Mapped[datetime] = mapped_column(server_default=func.now())
     actor: Mapped[str | None]

@@ -50,6 +50,7 @@ TABLE = {
     ("GET", "/v1/runs/{run_id}/checkpoints/{checkpoint_id}/download"): VIEWER,
     ("GET", "/v1/runs/{run_id}/alerts"): VIEWER,
     ("GET", "/v1/runs/{run_id}/preflight"): VIEWER,
+    ("GET", "/v1/runs/{run_id}/gates"): VIEWER,
     ("GET", "/v1/alerts"): VIEWER,
     ("GET", "/v1/alerts/{alert_id}"): VIEWER,
     ("POST", "/v1/alerts/{alert_id}/ack"): OPERATOR,

@@ -10,6 +10,7 @@ written as JSON in the environment variable PPO_SCRIPTED, and under `scripted` i
     end_at [iteration, code]                         fail_loading code    torn_at: dies in the middle of a line
     disk_full_at: iteration from which on no checkpoint can be written, in the first `attempts` attempts
     alerts [payload, ...]: `alert` events, each at its own `iteration`, or at `cleared_at` for one that clears
+    gates [[iteration, payload], ...]: `gate` events
     preflight payload: a `preflight` event before the first iteration
     ignore_stop true: neither commands nor SIGTERM   children 3: one in a session of its own, one deaf to SIGTERM
     phase_s 60: the deadline announced for each phase
@@ -224,6 +225,9 @@ class ScriptedTrainer:
         if self.knob("nan_at") == iteration:
             metrics["reward/score_mean"] = float("nan")
         self.journal.append("metrics", iteration, {**metrics, "data/response_tokens": 100.0})
+        for held_at, gate in self.knob("gates") or ():
+            if held_at == iteration:
+                self.journal.append("gate", iteration, gate)
         for alert in self.knob("alerts") or ():
             if alert.get("cleared_at", alert["iteration"]) == iteration:
                 self.journal.append("alert", iteration, alert)

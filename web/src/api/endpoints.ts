@@ -3,7 +3,7 @@
 import { allPages, get, getTagged, patch, post, remove, withQuery, type Query } from "./client";
 import type {
   Alert, AlertDetail, Delivery, NewWebhook, Preflight, Webhook, WebhookEventType,
-  Checkpoint, Command, DryRun, EventPage, ForkPreview, GcPreview, LatestMetrics, Lineage, LogFile, LogMatches, LogPart,
+  Checkpoint, Command, DryRun, EventPage, ForkPreview, Gate, GcPreview, LatestMetrics, Lineage, LogFile, LogMatches, LogPart,
   MetricDefinition, MetricsQuery, Page, Preset, RollbackPreview, Run, RunDetail, Sample, Segment, SegmentDetail, SpecSchema,
   TokenRecord, Verification, Worker,
 } from "./types";
@@ -52,6 +52,9 @@ const alertPath = (id: string): string => `/v1/alerts/${encodeURIComponent(id)}`
 export const readAlert = (id: string): Promise<AlertDetail> => get(alertPath(id));
 export const acknowledgeAlert = (id: string): Promise<Alert> => post(`${alertPath(id)}/ack`);
 export const snoozeAlert = (id: string, seconds: number): Promise<Alert> => post(`${alertPath(id)}/snooze`, { seconds });
+export async function listGates(id: string): Promise<Gate[]> {
+  return (await get<Page<Gate>>(`${runPath(id)}/gates`)).items;
+}
 export const readPreflight = (id: string): Promise<Preflight> => get(`${runPath(id)}/preflight`);
 
 const webhookPath = (id: string): string => `/v1/webhooks/${encodeURIComponent(id)}`;

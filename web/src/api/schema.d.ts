@@ -637,6 +637,26 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/runs/{run_id}/gates": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * List Gates
+         * @description Every gate that was held, the first first, those of abandoned segments too; all in one page.
+         */
+        get: operations["list_gates"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/runs/{run_id}/events": {
         parameters: {
             query?: never;
@@ -1740,6 +1760,84 @@ export interface components {
             meaning: string[];
         };
         /**
+         * Gate
+         * @description A judge gate: the evidence, whether it tripped, and why in words.
+         */
+        Gate: {
+            /** Segment */
+            segment: number;
+            /** Iteration */
+            iteration: number;
+            /** Time */
+            time: string;
+            /**
+             * Active
+             * @description False: a roll back has left it behind.
+             */
+            active: boolean;
+            /** Tripped */
+            tripped: boolean;
+            /** Explanation */
+            explanation: string;
+            against_last: components["schemas"]["GateWins"];
+            against_start: components["schemas"]["GateWins"];
+            rise: components["schemas"]["GateRise"];
+            /**
+             * Num Suspect
+             * @description Gates in a row whose score rose while at most half was won.
+             */
+            num_suspect: number;
+        };
+        /**
+         * GateRise
+         * @description How far the training reward rose between the answers of two gates, prompt by prompt.
+         */
+        GateRise: {
+            /** Mean */
+            mean: number | null;
+            /** Standard Error */
+            standard_error: number | null;
+        };
+        /**
+         * GateWins
+         * @description How the judge found a gate's answers against earlier ones; a tie counts half.
+         */
+        GateWins: {
+            /** Wins */
+            wins: number;
+            /** Ties */
+            ties: number;
+            /** Losses */
+            losses: number;
+            /**
+             * Rate
+             * @description (wins + ties / 2) / pairs; null without a pair.
+             */
+            rate: number | null;
+            /**
+             * Low
+             * @description Lower end of the 95 % interval of `rate` (Wilson).
+             */
+            low: number | null;
+            /** High */
+            high: number | null;
+            /**
+             * Asked
+             * @description Pairs that a judge by comparison was asked about; null: it scores.
+             */
+            asked: number | null;
+            /**
+             * Swayed
+             * @description Of these, decided by their place alone, which makes them ties.
+             */
+            swayed: number | null;
+            /**
+             * Unreadable
+             * @description Of these, answered with none of the words asked for.
+             */
+            unreadable: number | null;
+        };
+        /**
          * GcItem
          * @description What becomes of one checkpoint under the rules asked for, and why.
          */
@@ -2170,6 +2268,13 @@ export interface components {
         Page_Delivery_: {
             /** Items */
             items: components["schemas"]["Delivery"][];
+            /** Next */
+            next: string | null;
+        };
+        /** Page[Gate] */
+        Page_Gate_: {
+            /** Items */
+            items: components["schemas"]["Gate"][];
             /** Next */
             next: string | null;
         };
@@ -4268,6 +4373,37 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["Preflight"];
+                };
+            };
+            /** @description Anything else. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    list_gates: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                run_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Page_Gate_"];
                 };
             };
             /** @description Anything else. */

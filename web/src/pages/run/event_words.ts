@@ -36,6 +36,8 @@ export function eventWords(event: RunEvent): string {
       return `iteration ${text(payload.iteration ?? event.iteration)} · ${text(payload.num)} kept`;
     case "alert":
       return [text(payload.status), text(payload.severity), text(payload.title)].filter(Boolean).join(" · ");
+    case "gate":
+      return `iteration ${text(event.iteration)} · ${text(payload.explanation)}`;
     case "preflight": {
       const findings = Array.isArray(payload.findings) ? (payload.findings as { status?: string }[]) : [];
       const bad = findings.filter((finding) => finding.status !== "ok").length;

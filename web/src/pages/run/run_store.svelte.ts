@@ -31,6 +31,8 @@ export class RunStore {
   goingBack = $state.raw<({ kind: "rollback" | "fork" } & Start) | null>(null);
   /** The newest iteration with kept samples that the page has heard of. */
   samplesAt = $state<number | null>(null);
+  /** The newest judge gate that the page has heard of. */
+  gateAt = $state<number | null>(null);
   /** Rises with every event, for parts that read the history themselves. */
   seq = $state(0);
   readonly charts: ChartStore;
@@ -113,6 +115,7 @@ export class RunStore {
     const payload = event.payload;
     if (event.type === "metrics") this.#metrics(event);
     else if (event.type === "samples") this.samplesAt = event.iteration;
+    else if (event.type === "gate") this.gateAt = event.seq;
     else if (event.type === "checkpoint") void this.readCheckpoints();
     else if (event.type === "alert" || event.type === "preflight") void this.#readDiagnoses();
     else if (event.type === "state") {
