@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from itertools import islice
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.table import Table
-from typer.core import TyperGroup
 
 from ppo import show
-from ppo.cli_options import Json
+from ppo.cli_options import Json, ListsByDefault
 from ppo.cli_runs import platform
 from ppo.finding import find_run
 from ppo.run_view import number
@@ -21,16 +20,6 @@ from ppo.wire import Alert, AlertStatus, Delivery, Webhook
 AlertId = Annotated[str, typer.Argument(metavar="ID", help="An alert's id, as `ppo alerts` shows it.")]
 WebhookId = Annotated[str, typer.Argument(metavar="ID", help="A webhook's id, as `ppo webhooks` shows it.")]
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-
-
-class ListsByDefault(TyperGroup):
-    """`ppo alerts [RUN]` is `ppo alerts ls [RUN]`."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if not args or (args[0] not in self.commands and args[0] != "--help"):
-            args = ["ls", *args]
-        return super().parse_args(ctx, args)
-
 
 alerts = typer.Typer(cls=ListsByDefault, help="List alerts: ppo alerts [RUN] [--open]. Or acknowledge or snooze one.")
 webhooks = typer.Typer(cls=ListsByDefault, help="List webhooks: ppo webhooks. Or make, test, change or remove one.")

@@ -3,32 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 from rich.table import Table
-from typer.core import TyperGroup
 
 from ppo import show
-from ppo.checkpoint_finding import MEANINGS, find_checkpoint, place
-from ppo.cli_options import Json, RunId
+from ppo.checkpoint_finding import find_checkpoint, place
+from ppo.cli_options import CheckpointName, Json, ListsByDefault, RunId
 from ppo.cli_runs import platform
 from ppo.client import Client
 from ppo.exits import Exit
 from ppo.finding import find_run
 from ppo.wire import Checkpoint
-
-Which = Annotated[str, typer.Argument(metavar="CHECKPOINT", help=f"{MEANINGS.capitalize()}.", show_default=False)]
-
-
-class ListsByDefault(TyperGroup):
-    """`ppo checkpoints RUN` is `ppo checkpoints ls RUN`."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if args and args[0] not in self.commands and args[0] != "--help":
-            args = ["ls", *args]
-        return super().parse_args(ctx, args)
-
 
 commands = typer.Typer(
     cls=ListsByDefault,
@@ -56,7 +43,7 @@ def ls(run: RunId, json: Json = False) -> None:
 
 
 @commands.command()
-def verify(run: RunId, checkpoint: Which, json: Json = False) -> None:
+def verify(run: RunId, checkpoint: CheckpointName, json: Json = False) -> None:
     """Compare every file of a checkpoint with its manifest. Exit code 1 when it is damaged."""
     with platform(json) as (client, _):
         run_id, found = _find(client, run, checkpoint)
@@ -73,7 +60,7 @@ def verify(run: RunId, checkpoint: Which, json: Json = False) -> None:
 
 
 @commands.command()
-def pin(run: RunId, checkpoint: Which, json: Json = False) -> None:
+def pin(run: RunId, checkpoint: CheckpointName, json: Json = False) -> None:
     """Have a checkpoint stay until the pin is taken away."""
     with platform(json) as (client, _):
         run_id, found = _find(client, run, checkpoint)
@@ -81,7 +68,7 @@ def pin(run: RunId, checkpoint: Which, json: Json = False) -> None:
 
 
 @commands.command()
-def unpin(run: RunId, checkpoint: Which, json: Json = False) -> None:
+def unpin(run: RunId, checkpoint: CheckpointName, json: Json = False) -> None:
     """Leave a checkpoint to the rules again."""
     with platform(json) as (client, _):
         run_id, found = _find(client, run, checkpoint)
@@ -91,7 +78,7 @@ def unpin(run: RunId, checkpoint: Which, json: Json = False) -> None:
 @commands.command()
 def label(
     run: RunId,
-    checkpoint: Which,
+    checkpoint: CheckpointName,
     text: Annotated[str, typer.Argument(help="Its name; an empty one takes it away.", show_default=False)],
     json: Json = False,
 ) -> None:
@@ -102,7 +89,7 @@ def label(
 
 
 @commands.command()
-def rm(run: RunId, checkpoint: Which, json: Json = False) -> None:
+def rm(run: RunId, checkpoint: CheckpointName, json: Json = False) -> None:
     """Remove a checkpoint. Refused while something needs it; the newest good one always stays."""
     with platform(json) as (client, _):
         run_id, found = _find(client, run, checkpoint)
@@ -116,7 +103,7 @@ def rm(run: RunId, checkpoint: Which, json: Json = False) -> None:
 @commands.command()
 def download(
     run: RunId,
-    checkpoint: Which,
+    checkpoint: CheckpointName,
     part: Annotated[
         Literal["all", "policy"], typer.Option(help="policy: only the folder that transformers and vLLM load.")
     ] = "all",

@@ -8,8 +8,8 @@ import typer
 from rich.table import Table
 
 from ppo import show
-from ppo.checkpoint_finding import MEANINGS, find_checkpoint
-from ppo.cli_options import Json, Overrides, RunId
+from ppo.checkpoint_finding import find_checkpoint
+from ppo.cli_options import CheckpointName, Json, Overrides, RunId
 from ppo.cli_runs import platform
 from ppo.client import Client
 from ppo.exits import Exit
@@ -17,9 +17,6 @@ from ppo.finding import find_run
 from ppo.wire import Command, ForkPreview, LineageSegment, RollbackPreview, Segment
 from ppo_core.spec import read_settings
 
-Where = Annotated[
-    str, typer.Argument(metavar="CHECKPOINT", help=f"{MEANINGS[0].upper()}{MEANINGS[1:]}.", show_default=False)
-]
 Reason = Annotated[str | None, typer.Option(help="Why, for whoever reads the run's history.", show_default=False)]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what it would mean; change nothing.")]
 Wait = Annotated[
@@ -38,7 +35,7 @@ Timeout = Annotated[float | None, typer.Option(min=0, help="Seconds that --wait 
 
 def rollback(
     run: RunId,
-    checkpoint: Where,
+    checkpoint: CheckpointName,
     set_: Overrides = None,
     reason: Reason = None,
     dry_run: DryRun = False,
@@ -64,7 +61,7 @@ def rollback(
 
 def fork(
     run: RunId,
-    checkpoint: Where,
+    checkpoint: CheckpointName,
     name: Annotated[str | None, typer.Option(help="The new run's name.", show_default=False)] = None,
     set_: Overrides = None,
     reason: Reason = None,

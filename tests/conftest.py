@@ -3,6 +3,7 @@
 postgres         the server; a test that stops it uses `own_postgres`
 postgres_url     a migrated database shared by the session: for tests that roll back; it is empty at the end, too
 module_url       a migrated database of the module's own: for tests that share an application
+sessions         sessions of it that commit
 session          a session on it whose transaction is rolled back, commits of the test included
 database_url     a migrated database of the test's own: for tests with several connections or processes
 redis_url        a real Redis on a unix socket, emptied before each test
@@ -25,12 +26,12 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 from sqlalchemy.engine import make_url
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, sessionmaker
 from xdist.scheduler import LoadScopeScheduling
 
 from store.migrate import migrate
 from store.models import Run
-from store.session import make_engine
+from store.session import make_engine, session_factory
 from tests.real_postgres import RealPostgres
 from tests.real_redis import RealRedis
 
@@ -100,6 +101,13 @@ def module_url(postgres: RealPostgres, _template_url: str) -> Iterator[str]:
     url = postgres.create_database(make_url(_template_url).database)
     yield url
     postgres.drop_database(url)
+
+
+@pytest.fixture(scope="module")
+def sessions(module_url: str) -> Iterator[sessionmaker[Session]]:
+    engine = make_engine(module_url)
+    yield session_factory(engine)
+    engine.dispose()
 
 
 @pytest.fixture

@@ -21,17 +21,9 @@ from store import keys
 from store.ids import new_id
 from store.models import Run
 from store.runs import create_run
-from store.session import make_engine, session_factory
 from store.webhook_hosts import WebhookHosts
 
 ADDRESS = "http://127.0.0.1"
-
-
-@pytest.fixture(scope="module")
-def sessions(module_url: str) -> Iterator[sessionmaker[Session]]:
-    engine = make_engine(module_url)
-    yield session_factory(engine)
-    engine.dispose()
 
 
 @pytest.fixture(scope="module")

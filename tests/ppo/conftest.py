@@ -13,7 +13,6 @@ from sqlalchemy.orm import Session, sessionmaker
 from api.settings import ApiSettings
 from ppo.client import Client
 from store import keys
-from store.session import make_engine, session_factory
 from tests.api.live_server import in_thread
 
 SCRIPTED = f"{sys.executable} {Path(__file__).parents[1] / 'worker' / 'scripted_trainer.py'}"
@@ -54,13 +53,6 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 
 # A platform's service, and a client of it in PPO_URL and PPO_KEY
-
-
-@pytest.fixture(scope="module")
-def sessions(module_url: str) -> Iterator[sessionmaker[Session]]:
-    engine = make_engine(module_url)
-    yield session_factory(engine)
-    engine.dispose()
 
 
 @pytest.fixture(scope="module")

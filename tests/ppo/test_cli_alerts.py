@@ -27,17 +27,9 @@ from store.events import append_event
 from store.ids import new_id
 from store.models import Run
 from store.runs import create_run, transition
-from store.session import make_engine, session_factory
 from store.webhook_hosts import WebhookHosts
 from tests.alert_news import news
 from tests.api.live_server import in_thread
-
-
-@pytest.fixture(scope="module")
-def sessions(module_url: str) -> Iterator[sessionmaker[Session]]:
-    engine = make_engine(module_url)
-    yield session_factory(engine)
-    engine.dispose()
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,41 +12,22 @@ from sqlalchemy import update
 from sqlalchemy.orm import Session, sessionmaker
 from typer.testing import CliRunner
 
-from api.settings import ApiSettings
 from ppo import cli_logs
 from ppo.cli import app
-from ppo.client import Client
 from ppo_core.rundir import segment_dir
-from store import keys, workers
+from store import workers
 from store.commands import request_command
 from store.ids import new_id
 from store.models import Run
 from store.runs import create_run
-from store.session import make_engine, session_factory
-from tests.api.live_server import in_thread
+
+pytestmark = pytest.mark.usefixtures("client")
 
 
 @pytest.fixture(scope="module")
-def sessions(module_url: str) -> Iterator[sessionmaker[Session]]:
-    engine = make_engine(module_url)
-    yield session_factory(engine)
-    engine.dispose()
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("data")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def client(module_url: str, sessions: sessionmaker[Session], data: Path) -> Iterator[Client]:
-    with sessions.begin() as session:
-        key = keys.create_key(session, "ci", "operator")[1]
-    settings = ApiSettings(DATABASE_URL=module_url, REDIS_URL=None, data_dir=data)
-    with in_thread(settings) as (url, _), Client(url, key) as client, pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PPO_URL", url)
-        patch.setenv("PPO_KEY", key)
-        yield client
+def data(folder: Path) -> Path:
+    """The platform's data folder."""
+    return folder / "data"
 
 
 @pytest.fixture
