@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from api.checkpoint_messages import checkpoint_message, no_checkpoint, reading, reasons_to_stay
-from api.errors import ProblemError, not_found
+from api.errors import ProblemError
 from api.lineage_schemas import Change, ForkPreview, LeftBehind, RollbackPreview
 from api.schemas import Checkpoint, FaultMessage, SpecBody
 from api.settings import ApiSettings
@@ -69,12 +69,11 @@ def plan(
     """Look at the checkpoint, and check the spec as a submitted one is; no transaction is open while files are read.
 
     Raises:
-        ProblemError: no such run or checkpoint, or one that is not whole.
+        RunNotFound
+        ProblemError: no such checkpoint, or one that is not whole.
         SpecFaults: every fault of the settings at once.
     """
-    run = run_read.find_run(database, run_id)
-    if run is None:
-        raise not_found("run", run_id)
+    run = run_read.known_run(database, run_id)
     target = _target(database, settings.data_dir, run_id, checkpoint_id)
     at_checkpoint = with_defaults(database.get_one(Segment, (run_id, target.segment)).spec)
     now = with_defaults(run_read.active_spec(database, run))

@@ -15,6 +15,7 @@ from sqlalchemy import and_, or_, select, tuple_
 from sqlalchemy.orm import Session
 
 from store.alerts import NO_ALERTS, OpenCounts, open_counts
+from store.events import RunNotFound
 from store.models import (
     Checkpoint,
     Command,
@@ -51,6 +52,18 @@ class RunStanding:
 def find_run(session: Session, run_id: str) -> Run | None:
     """The row of a run."""
     return session.get(Run, run_id)
+
+
+def known_run(session: Session, run_id: str) -> Run:
+    """The row of a run that has to be there.
+
+    Raises:
+        RunNotFound
+    """
+    run = find_run(session, run_id)
+    if run is None:
+        raise RunNotFound(run_id)
+    return run
 
 
 def run_standing(session: Session, run_id: str) -> RunStanding | None:

@@ -65,8 +65,7 @@ def list_run_alerts(
     limit: Limit = 50,
 ) -> Page[Alert]:
     """Alerts of one run, the last raised first; those that a roll back left behind too."""
-    if run_read.find_run(database, run_id) is None:
-        raise not_found("run", run_id)
+    run_read.known_run(database, run_id)
     return _page(database, run_id, status, severity, cursor, limit)
 
 
@@ -102,8 +101,7 @@ def snooze_alert(alert_id: str, body: SnoozeBody, database: Database, who: Who) 
 @router.get("/runs/{run_id}/preflight", openapi_extra=least("viewer"))
 def read_preflight(run_id: str, database: Database) -> Preflight:
     """What was checked before the first iteration, the last time that it was."""
-    if run_read.find_run(database, run_id) is None:
-        raise not_found("run", run_id)
+    run_read.known_run(database, run_id)
     event = last_preflight(database, run_id)
     if event is None:
         return Preflight()

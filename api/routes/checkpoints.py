@@ -21,7 +21,7 @@ from api.checkpoint_messages import (
 )
 from api.checkpoint_schemas import CheckpointChange, GcItem, GcPreview, Verification
 from api.deps import Database, Settings, Who
-from api.errors import ProblemError, not_found
+from api.errors import ProblemError
 from api.preconditions import IfMatch, check_if_match
 from api.schemas import Checkpoint, Page
 from ppo_core.errors import CheckpointError
@@ -30,9 +30,7 @@ from ppo_core.spec.groups import CheckpointsConfig
 from store import audit, retention, run_read
 from store.checkpoints import change_checkpoint, locked_checkpoint, read_checkpoint, record_verification
 from store.models import Checkpoint as CheckpointRow
-from store.models import Run
 from store.retention import rules_of
-from store.runs import RunNotFound
 
 router = APIRouter(prefix="/v1/runs/{run_id}/checkpoints", tags=["checkpoints"])
 
@@ -54,7 +52,7 @@ def list_checkpoints(
     limit: Annotated[int, Query(ge=1, le=1000)] = 200,
 ) -> Page[Checkpoint]:
     """Checkpoints of a run's segments, oldest first, each with the reasons for which it stays."""
-    run = _run(database, run_id)
+    run = run_read.known_run(database, run_id)
     reasons = reasons_to_stay(database, run)
     after = cursors.decode_numbers(cursor) if cursor else None
     rows = run_read.list_checkpoints(database, run_id, after=after, limit=limit + 1)
@@ -75,7 +73,7 @@ def preview_gc(
     keep_best: KeepBest = None,
 ) -> GcPreview:
     """What pruning would remove and why the others stay, under the run's rules or others; nothing is done."""
-    run = _run(database, run_id)
+    run = run_read.known_run(database, run_id)
     rules = rules_of(run_read.active_spec(database, run))
     if keep_last == 0:
         raise ProblemError(
@@ -109,7 +107,7 @@ def preview_gc(
 @router.get("/{checkpoint_id}", openapi_extra=least("viewer"))
 def read_one_checkpoint(run_id: str, checkpoint_id: str, database: Database, response: Response) -> Checkpoint:
     """One checkpoint, with its ETag."""
-    run = _run(database, run_id)
+    run = run_read.known_run(database, run_id)
     row = _row(database, run_id, checkpoint_id)
     response.headers["ETag"] = checkpoint_etag(row)
     return checkpoint_message(row, reasons_to_stay(database, run).get(row.id, ()))
@@ -136,7 +134,7 @@ def update_checkpoint(
         words = {"pinned": "pinned" if row.pinned is False else "unpinned", "label": "labelled"}
         change_checkpoint(database, row, " and ".join(words[name] for name in sorted(changes)), who.name, **changes)
         audit.record(database, who.name, "checkpoint.change", row.id, run=run_id, **changes)
-    run = _run(database, run_id)
+    run = run_read.known_run(database, run_id)
     message = checkpoint_message(row, reasons_to_stay(database, run).get(row.id, ()))
     database.commit()
     response.headers["ETag"] = message.etag
@@ -229,26 +227,16 @@ def download_checkpoint(
     return StreamingResponse(archive.chunks(), headers=headers, media_type="application/x-tar")
 
 
-def _run(database: Database, run_id: str) -> Run:
-    run = run_read.find_run(database, run_id)
-    if run is None:
-        raise not_found("run", run_id)
-    return run
-
-
 def _row(database: Database, run_id: str, checkpoint_id: str) -> CheckpointRow:
     row = read_checkpoint(database, run_id, checkpoint_id)
     if row is None:
-        _run(database, run_id)
+        run_read.known_run(database, run_id)
         raise no_checkpoint(run_id, checkpoint_id)
     return row
 
 
 def _locked(database: Database, run_id: str, checkpoint_id: str) -> CheckpointRow:
-    try:
-        row = locked_checkpoint(database, run_id, checkpoint_id)
-    except RunNotFound as error:
-        raise not_found("run", run_id) from error
+    row = locked_checkpoint(database, run_id, checkpoint_id)
     if row is None:
         raise no_checkpoint(run_id, checkpoint_id)
     return row

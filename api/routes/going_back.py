@@ -195,8 +195,6 @@ def _hold(database: Database, run_id: str, checkpoint_id: str) -> None:
 
 def _seen_version(database: Database, run_id: str, if_match: str | None) -> int | None:
     """The version that the caller looked at; None when any will do."""
-    run = run_read.find_run(database, run_id)
-    if run is None:
-        raise not_found("run", run_id)
+    run = run_read.known_run(database, run_id)
     check_if_match(if_match, run_etag(run.version))
     return None if if_match and if_match.strip() == "*" else run.version

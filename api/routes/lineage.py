@@ -58,8 +58,7 @@ def read_segment(run_id: str, number: int, database: Database) -> SegmentDetail:
 @router.get("/lineage", openapi_extra=least("viewer"))
 def read_lineage(run_id: str, database: Database) -> Lineage:
     """The run, those it was forked from, and its forks with theirs."""
-    if run_read.find_run(database, run_id) is None:
-        raise not_found("run", run_id)
+    run_read.known_run(database, run_id)
     found = lineage.family(database, run_id)
     return Lineage(
         complete=found.complete,
@@ -76,10 +75,7 @@ def read_lineage(run_id: str, database: Database) -> Lineage:
 
 
 def _standings(database: Database, run_id: str) -> list[SegmentStanding]:
-    run = run_read.find_run(database, run_id)
-    if run is None:
-        raise not_found("run", run_id)
-    return lineage.segment_standings(database, run)
+    return lineage.segment_standings(database, run_read.known_run(database, run_id))
 
 
 def _fields(standing: SegmentStanding) -> dict[str, Any]:

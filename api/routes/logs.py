@@ -10,7 +10,7 @@ from fastapi.responses import StreamingResponse
 
 from api.auth import least
 from api.deps import Database, Settings
-from api.errors import ProblemError, not_found
+from api.errors import ProblemError
 from api.log_schemas import LogFile, LogMatches, LogText
 from api.logs import PIECE_BYTES, Source, find_log, list_logs, log_chunks, read_log, search_log
 from api.schemas import Page
@@ -42,14 +42,14 @@ def read_run_log(
     limit: Annotated[int, Query(ge=1, le=PIECE_BYTES, description="Most bytes.")] = 64 * 1024,
 ) -> LogText:
     """A piece of a log. Beyond the end the text is empty; go on from `next_offset`."""
-    run = _run(database, run_id)
+    run = run_read.known_run(database, run_id)
     return LogText.model_validate(read_log(_path(settings.data_dir, run, source, attempt, rank), offset, limit))
 
 
 @router.get("/files", openapi_extra=least("viewer"))
 def list_run_logs(run_id: str, database: Database, settings: Settings) -> Page[LogFile]:
     """Every log that the run has: the newest attempt first, its ranks in order, the supervisors' last."""
-    run = _run(database, run_id)
+    run = run_read.known_run(database, run_id)
     found = list_logs(settings.data_dir / "runs" / run.id)
     return Page[LogFile](items=[LogFile.model_validate(log) for log in found])
 
@@ -69,7 +69,7 @@ def search_run_log(
     limit: Annotated[int, Query(ge=1, le=200, description="Most matches.")] = 100,
 ) -> LogMatches:
     """Lines of a log that hold a text. One request reads a few MB at most: go on from `next_offset` up to `size`."""
-    run = _run(database, run_id)
+    run = run_read.known_run(database, run_id)
     return LogMatches.model_validate(
         search_log(_path(settings.data_dir, run, source, attempt, rank), search, offset, limit)
     )
@@ -90,7 +90,7 @@ def download_run_log(
     rank: Rank = 0,
 ) -> Response:
     """A whole log, byte for byte, as an attachment."""
-    run = _run(database, run_id)
+    run = run_read.known_run(database, run_id)
     number = run.attempt if attempt is None else attempt
     path = _path(settings.data_dir, run, source, number, rank)
     if path is None:
@@ -100,13 +100,6 @@ def download_run_log(
     name = f"{run.id}-supervisor" if source == "supervisor" else f"{run.id}-attempt-{number}-rank-{rank}"
     headers = {"Content-Length": str(size), "Content-Disposition": f'attachment; filename="{name}.log"'}
     return StreamingResponse(log_chunks(path, size), headers=headers, media_type="text/plain; charset=utf-8")
-
-
-def _run(database: Database, run_id: str) -> Run:
-    run = run_read.find_run(database, run_id)
-    if run is None:
-        raise not_found("run", run_id)
-    return run
 
 
 def _path(data_dir: Path, run: Run, source: Source, attempt: int | None, rank: int) -> Path | None:

@@ -26,8 +26,7 @@ def list_samples(
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
 ) -> Page[Sample]:
     """Kept responses, newest iteration first."""
-    if run_read.find_run(database, run_id) is None:
-        raise not_found("run", run_id)
+    run_read.known_run(database, run_id)
     after = cursors.decode_numbers(cursor) if cursor else None
     rows = run_read.list_samples(database, run_id, iteration=iteration, kind=kind, after=after, limit=limit + 1)
     last = rows[limit - 1] if len(rows) > limit else None
