@@ -1,8 +1,9 @@
 """The processes of a run's attempts: found by a mark in their environment, ended, and proved gone.
 
 Supervisor, trainer and whatever they start carry PPO_RUN_ID and PPO_LEASE_TOKEN. A process can leave its group and
-its session, but not the environment it was started with, so the mark finds what a group's signal does not reach.
-Linux only, like everything that runs trainers.
+its session, but not the environment it was started with, so the mark finds what a group's signal does not reach. One
+that was given another environment is still known by where it prints to: the log of its attempt, whose number is its
+lease's. Linux only, like everything that runs trainers.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 import signal
 import time
 from dataclasses import dataclass
@@ -17,6 +19,9 @@ from pathlib import Path
 
 RUN_MARK = "PPO_RUN_ID"
 TOKEN_MARK = "PPO_LEASE_TOKEN"
+# Programs that name themselves in the list of processes, as vLLM's do, would write the name over their environment.
+_KEEP_ENVIRONMENT = {"SPT_NOENV": "1"}
+_ATTEMPT_LOG = re.compile(r"/segment-\d+/logs/attempt-(\d+)-rank-\d+\.log( \(deleted\))?")
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -31,7 +36,7 @@ class Marked:
 
 def marks(run_id: str, token: int) -> dict[str, str]:
     """What an attempt's processes carry in their environment."""
-    return {RUN_MARK: run_id, TOKEN_MARK: str(token)}
+    return {RUN_MARK: run_id, TOKEN_MARK: str(token), **_KEEP_ENVIRONMENT}
 
 
 def marked_processes(run_id: str, up_to_token: int) -> list[Marked]:
@@ -55,11 +60,20 @@ def _token_of(entry: Path, run_id: str) -> int | None:
     try:
         words = (entry / "environ").read_bytes().split(b"\0")
         if f"{RUN_MARK}={run_id}".encode() not in words:
-            return None
+            return _prints_for(entry, run_id)
         prefix = f"{TOKEN_MARK}=".encode()
         return next((int(word[len(prefix) :]) for word in words if word.startswith(prefix)), None)
     except (OSError, ValueError):
         return None  # ended meanwhile, or somebody else's
+
+
+def _prints_for(entry: Path, run_id: str) -> int | None:
+    """The attempt of this run whose log a process writes what it prints to."""
+    for descriptor in ("1", "2"):
+        _, found, rest = str((entry / "fd" / descriptor).readlink()).partition(f"/{run_id}")
+        if found and (match := _ATTEMPT_LOG.fullmatch(rest)):
+            return int(match[1])
+    return None
 
 
 def signal_marked(run_id: str, up_to_token: int, number: signal.Signals) -> int:

@@ -41,6 +41,38 @@ def test_killing_proves_that_nothing_is_left(sleeper: subprocess.Popen[bytes]) -
     assert not alive(sleeper.pid)
 
 
+def test_a_process_that_names_itself_keeps_its_mark() -> None:
+    """As vLLM's do; the name goes where arguments and environment lie."""
+    pytest.importorskip("setproctitle")
+    program = (
+        "import setproctitle, time; setproctitle.setproctitle('an engine' * 200); print(flush=True); time.sleep(60)"
+    )
+    environment = {**os.environ, **marks("r-test-title", 1)}
+    with subprocess.Popen([sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert carries(process.pid, "r-test-title", 1)
+        process.kill()
+
+
+def test_what_was_started_with_another_environment_is_found_by_its_log(tmp_path: Path) -> None:
+    log = SegmentDir(tmp_path / "r-test-log" / "segment-0002").log(3, 0)
+    log.parent.mkdir(parents=True)
+    with log.open("ab") as output:
+        process = subprocess.Popen(SLEEP, env={}, stdout=output, start_new_session=True)
+    with log.open("rb") as reading:  # who reads it is none of the run's
+        reader = subprocess.Popen(SLEEP, env={}, stdin=reading)
+    try:
+        assert [(each.pid, each.token) for each in marked_processes("r-test-log", 3)] == [(process.pid, 3)]
+        assert marked_processes("r-test-log", 2) == marked_processes("r-test", 9) == []
+        assert kill_marked("r-test-log", 3) == []
+        assert (process.wait(5), reader.poll()) == (-9, None)
+    finally:
+        for each in (process, reader):
+            each.kill()
+            each.wait()
+
+
 def test_every_rank_dies_with_its_supervisor(tmp_path: Path) -> None:
     program = (
         "import time; from pathlib import Path; from worker.trainer_process import RankStart, TrainerProcesses\n"
