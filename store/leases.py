@@ -6,9 +6,10 @@ All times are the database's own.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 
-from sqlalchemy import func, select, text, update
+from sqlalchemy import func, select, text, tuple_, update
 from sqlalchemy.orm import Session
 
 from store.models import Run
@@ -36,6 +37,22 @@ def renew(session: Session, run_id: str, token: int, lease_s: float) -> None:
     )
     if session.scalar(statement) is None:
         raise LeaseLost(f"run {run_id} is no longer held by lease {token}")
+
+
+def hold_for_starting(session: Session, held: Sequence[tuple[str, int]], lease_s: float) -> None:
+    """Hold leases, given as run and token, whose supervisors were started and have not come to speak for themselves.
+
+    A run that is to be killed is none of them: whoever ends its lease ends it.
+    """
+    statement = update(Run).where(
+        tuple_(Run.id, Run.lease_token).in_(held),
+        Run.supervisor_pid.is_(None),
+        Run.state.in_(("starting", "stopping")),
+    )
+    session.execute(
+        statement.values(lease_expires_at=func.clock_timestamp() + timedelta(seconds=lease_s)),
+        execution_options={"synchronize_session": False},
+    )
 
 
 def held_run(session: Session, run_id: str, token: int) -> Run:

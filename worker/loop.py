@@ -16,9 +16,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
-from store import workers
+from store import leases, workers
 from store.queue import Claim, claim
 from store.session import AWAY, STILL_S, describe, make_engine, session_factory
 from worker.data_folder import DataFolderError, data_folder_fault, is_there, prove_writable
@@ -30,6 +31,8 @@ log = logging.getLogger("worker")
 
 # On top of the first lease: on a busy machine a supervisor's interpreter takes seconds until it can renew.
 START_ALLOWANCE_S = 10.0
+# How long the worker holds the lease for one that lives and cannot: the server has no connection left, say.
+START_LIMIT_S = 120.0
 
 
 def code_version() -> str:
@@ -38,6 +41,16 @@ def code_version() -> str:
         return version("ppo-control")
     except PackageNotFoundError:
         return "source"
+
+
+@dataclass(frozen=True)
+class Supervisor:
+    """A supervisor that this process started, for which claim, and when (monotonic)."""
+
+    process: subprocess.Popen[bytes]
+    run_id: str
+    token: int
+    started_at: float
 
 
 class Looker:
@@ -49,7 +62,7 @@ class Looker:
         self.sessions = session_factory(self.engine)
         self._hinted = threading.Event()
         self._stopping = threading.Event()
-        self._supervisors: list[subprocess.Popen[bytes]] = []
+        self._supervisors: list[Supervisor] = []
         self._inherited: list[tuple[str, int, int]] = []
         self._folder_fault: str | None = None
         self._told: set[tuple[str, int]] = set()
@@ -113,6 +126,7 @@ class Looker:
         fault = self._look_at_data_folder()
         with self.sessions.begin() as session:
             state = workers.heartbeat(session, self.settings.worker_id, fault)
+        self._hold_for_starting()
         if state == "draining":
             self._put_runs_back()
             return 0
@@ -163,7 +177,15 @@ class Looker:
                 start_new_session=True,
                 env={**os.environ, **marks(claimed.run_id, claimed.token)},
             )
-        self._supervisors.append(process)
+        self._supervisors.append(Supervisor(process, claimed.run_id, claimed.token, time.monotonic()))
+
+    def _hold_for_starting(self) -> None:
+        """Keep the lease of a run whose supervisor lives and has not come to renew it: that is no loss of the run."""
+        since = time.monotonic() - START_LIMIT_S
+        young = [(each.run_id, each.token) for each in self._supervisors if each.started_at > since]
+        if young:
+            with self.sessions.begin() as session:
+                leases.hold_for_starting(session, young, self.settings.lease_s + START_ALLOWANCE_S)
 
     def _put_runs_back(self) -> None:
         """Tell every supervisor once, whichever process of this worker started it.
@@ -180,15 +202,15 @@ class Looker:
                 self._told.add((run, token))
 
     def _reap(self) -> None:
-        self._supervisors = [process for process in self._supervisors if process.poll() is None]
+        self._supervisors = [each for each in self._supervisors if each.process.poll() is None]
 
     def _drain(self) -> None:
         """Have every supervisor of this worker save its run and put it back, and wait until they are gone."""
         worker = self.settings.worker_id
         self._try(lambda: self._set_state("draining"))
-        for process in self._supervisors:
+        for each in self._supervisors:
             with contextlib.suppress(ProcessLookupError):
-                process.terminate()
+                each.process.terminate()
         self._try(self._terminate_inherited)
         deadline = time.monotonic() + self.settings.drain_s + 60
         beat_at = time.monotonic()
@@ -209,7 +231,7 @@ class Looker:
         """Supervisors that an earlier process of this worker started and left behind when it was killed."""
         with self.sessions() as session:
             running = workers.supervised_runs(session, self.settings.worker_id)
-        ours = {process.pid for process in self._supervisors}
+        ours = {each.process.pid for each in self._supervisors}
         self._inherited = [
             (run, token, pid) for run, token, pid in running if pid not in ours and carries(pid, run, token)
         ]

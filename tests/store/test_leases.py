@@ -35,6 +35,27 @@ def test_renewing_holds_an_overdue_lease_on(session: Session, claimed: Run) -> N
     assert leases.expired(session, 0) == []
 
 
+def test_a_lease_is_held_for_a_supervisor_until_it_speaks_or_is_to_be_killed(session: Session, claimed: Run) -> None:
+    def is_held(token: int = 1) -> bool:
+        _overdue(session, claimed)
+        leases.hold_for_starting(session, [(claimed.id, token), ("r-other", 1)], 20)
+        return leases.expired(session, 0) == []
+
+    assert is_held()
+    assert not is_held(token=2)
+    request_command(session, claimed.id, "stop", None, 60)
+    assert is_held()
+    request_command(session, claimed.id, "kill", None, 60)
+    assert not is_held()
+
+
+def test_one_that_spoke_holds_its_lease_itself(session: Session, claimed: Run) -> None:
+    session.execute(update(Run).where(Run.id == claimed.id).values(supervisor_pid=7))
+    _overdue(session, claimed)
+    leases.hold_for_starting(session, [(claimed.id, 1)], 20)
+    assert leases.expired(session, 0) == [(claimed.id, 1)]
+
+
 def test_expiry_waits_until_postgres_has_been_up_for_a_lease(session: Session, claimed: Run) -> None:
     _overdue(session, claimed)
     assert leases.expired(session, lease_s=3600) == []

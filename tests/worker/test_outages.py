@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psycopg
 import pytest
 import redis
 from celery import Celery
 
 from store.hint import HINT_QUEUE, HINT_TASK
 from store.migrate import migrate
+from store.session import psycopg_url
 from store.states import TERMINAL
 from tests.real_postgres import RealPostgres
 from tests.real_redis import RealRedis
-from tests.worker.platform import Platform
+from tests.worker.platform import LEASE_S, Platform
+from worker.loop import START_ALLOWANCE_S
 
 pytestmark = pytest.mark.stack
 
@@ -51,6 +55,25 @@ def test_run_that_ends_while_postgres_is_away_is_written_down_later(
     own_postgres.start()
     assert platform.wait_state(run_id, *TERMINAL).state == "succeeded"
     assert platform.stored_metrics(run_id) == platform.journal_metrics(run_id)
+
+
+def test_a_server_without_a_connection_left_costs_a_starting_run_no_attempt(on_own_postgres: Platform) -> None:
+    platform = on_own_postgres
+    for module in ("worker.loop", "worker.reconcile"):
+        platform.start(module)
+    assert platform.wait_state(platform.submit(5), *TERMINAL).state == "succeeded"
+    others = []
+    with contextlib.suppress(psycopg.OperationalError):
+        while True:
+            others.append(psycopg.connect(psycopg_url(platform.database_url).replace("+psycopg", "")))
+    run_id = platform.submit(5)
+    platform.wait_state(run_id, "starting")
+    time.sleep(LEASE_S + START_ALLOWANCE_S + 3)
+    assert platform.states(run_id) == ["queued", "starting"]
+    for connection in others:
+        connection.close()
+    run = platform.wait_state(run_id, *TERMINAL)
+    assert (run.state, run.attempt) == ("succeeded", 1)
 
 
 @pytest.fixture
