@@ -13,6 +13,9 @@ from ppo_core.rundir import write_atomically
 from store.data_folder import ID_FILE, folder_fault
 from store.workers import token_file
 
+# For a run's folder, its spec and the first lines of journal and logs.
+LEAST_BYTES = 16 * 2**20
+
 
 class DataFolderError(Exception):
     """The data folder cannot be used; the message says which and why."""
@@ -40,6 +43,26 @@ def prove_writable(data_dir: Path, worker_id: str) -> str:
 def is_there(data_dir: Path, worker_id: str) -> bool:
     """Whether the folder that a worker proved when it started is still the one that is seen."""
     return token_file(data_dir, worker_id).is_file() and (data_dir / "runs").is_dir()
+
+
+def room_fault(data_dir: Path) -> str | None:
+    """What keeps a run from writing in the data folder at all; None where it can.
+
+    Each run that is claimed nevertheless would come to rest at once, one after the other, until none is queued.
+    """
+    try:
+        disk = os.statvfs(data_dir)
+    except OSError as error:
+        return f"PPO_DATA_DIR {data_dir} cannot be read: {error}"
+    if disk.f_flag & os.ST_RDONLY:
+        return f"PPO_DATA_DIR {data_dir} is on a disk that is read-only: mount it for writing."
+    free = disk.f_bavail * disk.f_frsize
+    if free < LEAST_BYTES:
+        return (
+            f"PPO_DATA_DIR {data_dir} is on a disk that is full: {free / 2**20:.1f} MiB are free, a run needs "
+            f"{LEAST_BYTES // 2**20} MiB to begin; free space on it."
+        )
+    return None
 
 
 def folder_id(data_dir: Path) -> str:

@@ -22,7 +22,7 @@ from importlib.metadata import PackageNotFoundError, version
 from store import leases, workers
 from store.queue import Claim, claim
 from store.session import AWAY, STILL_S, describe, make_engine, session_factory
-from worker.data_folder import DataFolderError, data_folder_fault, is_there, prove_writable
+from worker.data_folder import DataFolderError, data_folder_fault, is_there, prove_writable, room_fault
 from worker.devices import DevicesError, check_visible, describe_gpus
 from worker.processes import carries, marks
 from worker.settings import WorkerSettings, settings_or_exit
@@ -149,17 +149,17 @@ class Looker:
         return started
 
     def _look_at_data_folder(self) -> str | None:
-        """What is wrong with it: a run claimed without the folder, or with another one, would only be lost."""
+        """What is wrong with it: a run claimed without the folder, room in it, or the right one would only be lost."""
         folder, worker_id = self.settings.data_dir, self.settings.worker_id
         if is_there(folder, worker_id):
-            fault = data_folder_fault(self.sessions, folder, f"worker {worker_id}")
+            fault = room_fault(folder) or data_folder_fault(self.sessions, folder, f"worker {worker_id}")
         else:
             fault = (
                 f"PPO_DATA_DIR {folder} is not there, or not the folder that the worker started with: mount that one, "
                 "or start the worker again."
             )
         if fault != self._folder_fault:
-            log.warning("%s", f"nothing is started: {fault}" if fault else f"{folder} is the platform's data folder")
+            log.warning("%s", f"nothing is started: {fault}" if fault else f"{folder} can be used")
         self._folder_fault = fault
         return fault
 

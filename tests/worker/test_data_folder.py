@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
@@ -15,6 +16,7 @@ from store.ids import new_id
 from store.models import Run
 from store.runs import create_run
 from store.waiting import waiting_reasons
+from tests.faults.small_disk import can_be_mounted
 from worker.data_folder import folder_id
 from worker.loop import Looker
 from worker.reconcile import Reconciler
@@ -103,6 +105,37 @@ def test_a_folder_that_goes_while_the_worker_lives_is_told(looker: MakeLooker, t
     (tmp_path / "elsewhere").rename(tmp_path / "data")
     worker.look()
     assert _fault(worker) is None
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A data folder of 24 MiB on a disk of its own."""
+    if not can_be_mounted():
+        pytest.skip("takes root")
+    folder = tmp_path / "small"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(folder)], check=True)
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def test_a_disk_that_takes_nothing_leaves_the_queue_alone(looker: MakeLooker, small_disk: Path) -> None:
+    """Else every queued run is claimed, and comes to rest, within minutes."""
+    worker = looker("w", small_disk)
+    run_id = _queue(worker)
+    filler = small_disk / "filler"
+    filler.write_bytes(bytes(20 * 2**20))
+    worker.look()
+    assert _state(worker, run_id) == "queued"
+    assert "full: 4.0 MiB are free" in str(_fault(worker))
+    filler.unlink()
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    worker.look()
+    assert _state(worker, run_id) == "queued"
+    assert "read-only" in str(_fault(worker))
+    subprocess.run(["mount", "-o", "remount,rw", str(small_disk)], check=True)
+    worker.look()
+    assert (_state(worker, run_id), _fault(worker)) == ("starting", None)
 
 
 def test_the_reconciler_decides_nothing_by_another_folder(
