@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 
 from sqlalchemy import func, select
+from sqlalchemy.dialects.postgresql import distinct_on
 from sqlalchemy.orm import Session
 
 from store.fleet import WorkerStanding, list_workers, most_gpus
@@ -24,7 +25,7 @@ def waiting_reasons(session: Session, queued: Sequence[Run], now: datetime) -> d
     if not queued:
         return {}
     workers = list_workers(session)
-    ahead = _num_ahead(session)
+    ahead = _num_ahead(session, [run.id for run in queued])
     held = _held_back(session, workers)
     reasons = {}
     for run in queued:
@@ -36,11 +37,12 @@ def waiting_reasons(session: Session, queued: Sequence[Run], now: datetime) -> d
     return reasons
 
 
-def _num_ahead(session: Session) -> dict[str, int]:
+def _num_ahead(session: Session, run_ids: Sequence[str]) -> dict[str, int]:
     """How many runs a worker with room would take before each: those of its kind, GPU or CPU, in the queue's order."""
     place = func.row_number().over(partition_by=Run.gpus > 0, order_by=(Run.priority.desc(), Run.queued_at, Run.id))
     due = (Run.not_before.is_(None)) | (Run.not_before <= func.now())
-    rows = session.execute(select(Run.id, place).where(Run.state == "queued", due))
+    places = select(Run.id, place.label("place")).where(Run.state == "queued", due).subquery()
+    rows = session.execute(select(places.c.id, places.c.place).where(places.c.id.in_(run_ids)))
     return {run_id: number - 1 for run_id, number in rows}
 
 
@@ -48,8 +50,14 @@ def _held_back(session: Session, workers: Sequence[WorkerStanding]) -> dict[str,
     """By worker: the run of several GPUs that its free ones are held for, as `store.queue` does by default."""
     waited = func.now() - timedelta(seconds=RESERVE_AFTER_S)
     due = (Run.not_before.is_(None)) | (Run.not_before <= func.now())
-    statement = select(Run).where(Run.state == "queued", due, Run.gpus > 1, Run.queued_at <= waited)
-    big = session.scalars(statement.order_by(Run.priority.desc(), Run.queued_at, Run.id)).all()
+    # Of those that want the same number of GPUs only the first can be the one: in a long queue these are few.
+    statement = (
+        select(Run)
+        .where(Run.state == "queued", due, Run.gpus > 1, Run.queued_at <= waited)
+        .ext(distinct_on(Run.gpus))
+        .order_by(Run.gpus, Run.priority.desc(), Run.queued_at, Run.id)
+    )
+    big = sorted(session.scalars(statement), key=_place)
     active = [standing for standing in workers if standing.takes_runs]
     held = {}
     for standing in active:

@@ -125,7 +125,7 @@ def test_worker_finds_runs_with_no_broker_to_be_reached(platform: Platform, tmp_
 def test_a_broker_that_takes_nothing_ends_neither_worker_nor_runs(platform: Platform) -> None:
     """A full Redis answers, and refuses every write: to the worker that is there, and to one that starts."""
     with RealRedis() as broker, redis.Redis(unix_socket_path=str(broker.socket)) as client:
-        first = platform.start("worker.app", REDIS_URL=broker.url)
+        first = platform.start("worker.app", REDIS_URL=broker.url, PPO_CPU_SLOTS="2")
         long = platform.submit(10_000, iteration_s=0.1)
         platform.wait(long, lambda run: run.iteration >= 1)
         client.config_set("maxmemory", "1")
@@ -134,7 +134,7 @@ def test_a_broker_that_takes_nothing_ends_neither_worker_nor_runs(platform: Plat
             client.set("any", "thing")
         assert platform.wait_state(platform.submit(5), *TERMINAL).state == "succeeded"
         first.kill()
-        second = platform.start("worker.app", REDIS_URL=broker.url)
+        second = platform.start("worker.app", REDIS_URL=broker.url, PPO_CPU_SLOTS="2")
         assert platform.wait_state(platform.submit(5), *TERMINAL).state == "succeeded"
         assert second.poll() is None
         assert platform.states(long) == ["queued", "starting", "running"]
