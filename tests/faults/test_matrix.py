@@ -61,10 +61,10 @@ def test_services(stage: Stage, fault: Fault, repetition: int) -> None:
 @pytest.fixture(scope="module")
 def toy(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     spec = make_toy(tmp_path_factory.mktemp("toy"))
-    return {**spec, "iterations": 25, "gate": {"every": 25, "prompts": 2}, "evaluation": {"every": 25, "prompts": 2}}
+    return {**spec, "iterations": 60, "gate": {"every": 60, "prompts": 2}, "evaluation": {"every": 60, "prompts": 2}}
 
 
 @pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault.real], ids=lambda fault: fault.name)
 def test_the_real_trainer(real_stage: Stage, fault: Fault, toy: dict[str, Any]) -> None:
     if unseen_phases(fault, "real", 1):
-        _check(play_real(real_stage, fault, toy | {"iterations": 400 if fault.deadline_s > 120 else 25}), 1)
+        _check(play_real(real_stage, fault, toy | {"iterations": 400 if fault.deadline_s > 120 else 60}), 1)
