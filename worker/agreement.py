@@ -8,7 +8,6 @@ though nobody removed them are told by their row.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import logging
 import shutil
 from pathlib import Path
@@ -76,7 +75,7 @@ def adopt_checkpoints(session: Session, run_id: str, number: int, folder: Segmen
             iteration=iteration,
             path=f"{folder.path.name}/checkpoints/{path.name}",
             bytes=size,
-            manifest_sha256=hashlib.sha256((path / rundir.MANIFEST).read_bytes()).hexdigest(),
+            manifest_sha256=rundir.manifest_digest(path),
             reason="schedule",
         )
         row = record_checkpoint(session, run_id, new, token)

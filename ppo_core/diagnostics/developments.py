@@ -66,7 +66,8 @@ def _paid_for_length(reading: Reading) -> Sign | None:
 
 
 def length_hacking(reading: Reading) -> list[Sign]:
-    if _score_rose(reading) is None:
+    score = _score_rose(reading)
+    if score is None:
         return []
     signs = with_others(
         reading.rose_by("response/length_mean", factor=LONGER),
@@ -79,8 +80,7 @@ def length_hacking(reading: Reading) -> list[Sign]:
         ],
         least=2,
     )
-    score = _score_rose(reading)
-    return [*signs, score] if signs and score else []
+    return [*signs, score] if signs else []
 
 
 def reward_hacking(reading: Reading) -> list[Sign]:

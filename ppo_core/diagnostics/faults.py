@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from ppo_core.diagnostics.history import onset
+from ppo_core.diagnostics.history import KEPT, onset
 from ppo_core.diagnostics.signs import Reading, Sign
 
 # Nats a token. Two passes over the same weights differ by some thousandths in bfloat16; a neighbour's logprob by whole
@@ -22,10 +22,10 @@ SAME_AVERAGE = 0.02
 
 def off_by_one(reading: Reading) -> list[Sign]:
     name = "rollout/engine_gap_mean"
-    first, now = reading.history.last(name, 100)[:3], reading.now(name)
+    first, now = reading.history.last(name, KEPT)[:3], reading.now(name)
     if now is None or now < GAP_OF_ANOTHER_TOKEN or min(first) < GAP_OF_ANOTHER_TOKEN:
         return []
-    if reading.iteration > reading.history.series(name)[0][0] + 99:
+    if reading.iteration >= reading.history.series(name)[0][0] + KEPT:
         return []
     text = f"engine and trainer have differed by {now:.2g} nats a token since the first iteration"
     signs = [Sign(name, None, now, text, reading.history.series(name)[0][0])]

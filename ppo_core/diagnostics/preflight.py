@@ -18,7 +18,7 @@ import torch
 from ppo_core import masked
 from ppo_core.checkpoints import SavedTensors, TrainerState, write_checkpoint
 from ppo_core.data.prompts import PromptBatch, PromptSource
-from ppo_core.diagnostics.finding import Finding
+from ppo_core.diagnostics.finding import Finding, Status
 from ppo_core.diagnostics.judge_audit import against_reward
 from ppo_core.diagnostics.reward_audit import against_beginnings, against_length, spread
 from ppo_core.errors import PPOCoreError
@@ -140,9 +140,9 @@ class Preflight:
         gap = (rollout.engine_logprobs - old.logprobs).abs()[rollout.response_mask].tolist()
         mean = sum(gap) / len(gap) if gap else 0.0
         detail = f"engine and trainer differ by {mean:.2g} nats a token, {max(gap, default=0.0):.2g} at most"
-        status = "failed" if mean > GAP_FAILED else "warning" if mean > GAP_WARNING else "ok"
+        status: Status = "failed" if mean > GAP_FAILED else "warning" if mean > GAP_WARNING else "ok"
         remedy = "" if status == "ok" else "Compare precision, kernels, sampling settings and weights of the two."
-        found.append(Finding("engine_parity", status, detail, remedy))  # type: ignore[arg-type]
+        found.append(Finding("engine_parity", status, detail, remedy))
         if rollout.token_sets is not None or spec.training.zero_stage == 3:
             why = "sampling is limited" if rollout.token_sets is not None else "no rank holds the whole model"
             return [Finding("alignment", "ok", f"not compared with a row alone, since {why}"), *found]

@@ -77,10 +77,6 @@ class Reading:
             return None
         return self._moved(name, start, now, "fell")
 
-    def sign(self, name: str, then: float | None, now: float, text: str) -> Sign:
-        """A sign whose metric is told in words of its own."""
-        return Sign(name, then, now, text)
-
     def _moved(self, name: str, start: Reference, now: float, word: str) -> Sign:
         since = onset(self.history.smoothed(name), start.median, now, MOVED * start.mad)
         entry = metric(name)

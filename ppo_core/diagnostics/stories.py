@@ -31,7 +31,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Story:
-    """`look` gives the evidence, or nothing; `fix` in `remedies` says what a roll back would change."""
+    """`look` gives the evidence, or nothing; `remedies.changes_for` says what a roll back would change."""
 
     name: str
     title: str

@@ -9,7 +9,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -131,16 +131,26 @@ def verify_checkpoint(folder: Path, manifest_sha256: str | None = None) -> None:
     """
     files = read_manifest(folder) if manifest_sha256 is None else stored_manifest(folder, manifest_sha256)
     for name, entry in files.items():
-        path = folder / name
-        if not path.is_file():
-            raise CheckpointError(f"{path} is missing")
-        size = path.stat().st_size
-        if size != entry["bytes"]:
-            raise CheckpointError(f"{path} has {size} bytes, its manifest says {entry['bytes']}")
+        path = listed_file(folder, name, entry)
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         if digest != entry["sha256"]:
             raise CheckpointError(f"{path} has SHA-256 {digest}, its manifest says {entry['sha256']}")
+
+
+def listed_file(folder: Path, name: str, entry: Mapping[str, Any]) -> Path:
+    """The file of a manifest's entry, once it is there and as long as the manifest says.
+
+    Raises:
+        CheckpointError: it is missing, or of another size.
+    """
+    path = folder / name
+    if not path.is_file():
+        raise CheckpointError(f"{path} is missing")
+    size = path.stat().st_size
+    if size != entry["bytes"]:
+        raise CheckpointError(f"{path} has {size} bytes, its manifest says {entry['bytes']}")
+    return path
 
 
 def manifest_digest(folder: Path) -> str:

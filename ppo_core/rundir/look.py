@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ppo_core.errors import CheckpointError
-from ppo_core.rundir.checkpoint_files import stored_manifest
+from ppo_core.rundir.checkpoint_files import listed_file, stored_manifest
 from ppo_core.rundir.stored_checkpoint import present_checkpoint
 
 
@@ -20,9 +19,4 @@ def look_at_checkpoint(run_dir: Path, path: str, manifest_sha256: str) -> None:
     """
     folder = present_checkpoint(run_dir, path)
     for name, entry in stored_manifest(folder, manifest_sha256).items():
-        file = folder / name
-        if not file.is_file():
-            raise CheckpointError(f"{file} is missing")
-        size = file.stat().st_size
-        if size != entry["bytes"]:
-            raise CheckpointError(f"{file} has {size} bytes, its manifest says {entry['bytes']}")
+        listed_file(folder, name, entry)
