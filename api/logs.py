@@ -78,7 +78,7 @@ def list_logs(run_dir: Path) -> list[FoundLog]:
     found: dict[tuple[int, int], FoundLog] = {}
     for folder in segments(run_dir):  # a later segment's stands for the attempt, as in `find_log`
         for path in folder.logs.glob("attempt-*-rank-*.log"):
-            if match := _RANK_LOG.fullmatch(path.name):
+            if (match := _RANK_LOG.fullmatch(path.name)) and path.is_file():
                 attempt, rank = int(match[1]), int(match[2])
                 found[attempt, rank] = _found(path, "trainer", attempt, rank, folder.number)
     logs = [found[key] for key in sorted(found, key=lambda key: (-key[0], key[1]))]

@@ -111,6 +111,8 @@ def left_behind(session: Session, run: Run, target: Checkpoint) -> LeftBehind | 
     old = active_line(session, run.id)
     shared = _common_end(old, line_to(session, run.id, target.segment, target.iteration))
     last = max((end for _, end in _ends(session, run.id, old)), default=0)
+    if last <= shared:
+        return None
     checkpoints = [(piece.segment, max(piece.first, shared + 1), piece.last) for piece in old if piece.last > shared]
     number = sum(
         session.scalar(
@@ -126,8 +128,6 @@ def left_behind(session: Session, run: Run, target: Checkpoint) -> LeftBehind | 
         or 0
         for segment, first, end in checkpoints
     )
-    if last <= shared:
-        return None
     return LeftBehind(run.active_segment, shared + 1, last, number)
 
 

@@ -112,6 +112,15 @@ def test_the_logs_that_a_run_has_are_listed_and_each_can_be_read(
     assert viewer.get(f"/v1/runs/{run_id}/logs").json()["text"] == "two", "the newest attempt's first rank"
 
 
+def test_a_log_that_was_taken_away_is_not_listed(viewer: TestClient, log: tuple[str, Path]) -> None:
+    run_id, path = log
+    path.write_text("here")
+    path.with_name("attempt-01-rank-0.log").symlink_to(path.with_name("gone"))
+    answer = viewer.get(f"/v1/runs/{run_id}/logs/files")
+    assert answer.status_code == 200
+    assert [(log["attempt"], log["size"]) for log in answer.json()["items"]] == [(0, 4)]
+
+
 def test_search_finds_lines_in_either_case_with_their_byte_positions(viewer: TestClient, log: tuple[str, Path]) -> None:
     run_id, path = log
     data = (
