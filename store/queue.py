@@ -15,8 +15,9 @@ from sqlalchemy.orm import Session
 from store.models import Run, Worker, WorkerSlot
 from store.runs import transition
 
-_ELIGIBLE = (Run.state == "queued", or_(Run.not_before.is_(None), Run.not_before <= func.now()))
-_ORDER = (Run.priority.desc(), Run.queued_at, Run.id)
+# Which runs may be claimed now, and in which order.
+ELIGIBLE = (Run.state == "queued", or_(Run.not_before.is_(None), Run.not_before <= func.now()))
+ORDER = (Run.priority.desc(), Run.queued_at, Run.id)
 
 
 @dataclass(frozen=True)
@@ -58,8 +59,8 @@ def claim(session: Session, worker_id: str, lease_s: float, reserve_after_s: flo
         gpu_fits = and_(gpu_fits, _ahead_of(first))
     run = session.scalar(
         select(Run)
-        .where(*_ELIGIBLE, or_(and_(Run.gpus == 0, literal(bool(cpus))), gpu_fits))
-        .order_by(*_ORDER)
+        .where(*ELIGIBLE, or_(and_(Run.gpus == 0, literal(bool(cpus))), gpu_fits))
+        .order_by(*ORDER)
         .limit(1)
         .with_for_update(skip_locked=True)
     )
@@ -97,8 +98,8 @@ def _held_for(session: Session, worker: Worker, free_gpus: int, reserve_after_s:
     waited = func.now() - timedelta(seconds=reserve_after_s)
     big = session.scalar(
         select(Run)
-        .where(*_ELIGIBLE, Run.gpus > free_gpus, Run.gpus <= worker.gpus, Run.queued_at <= waited)
-        .order_by(*_ORDER)
+        .where(*ELIGIBLE, Run.gpus > free_gpus, Run.gpus <= worker.gpus, Run.queued_at <= waited)
+        .order_by(*ORDER)
         .limit(1)
     )
     return big if big is not None and worker_with_most_room(session, big.gpus) == worker.id else None

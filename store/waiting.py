@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 
 from store.fleet import WorkerStanding, list_workers, most_gpus
 from store.models import Run
-from store.queue import RESERVE_AFTER_S
+from store.queue import ELIGIBLE, ORDER, RESERVE_AFTER_S
 
 MOST_NAMED = 3
 
@@ -39,9 +39,8 @@ def waiting_reasons(session: Session, queued: Sequence[Run], now: datetime) -> d
 
 def _num_ahead(session: Session, run_ids: Sequence[str]) -> dict[str, int]:
     """How many runs a worker with room would take before each: those of its kind, GPU or CPU, in the queue's order."""
-    place = func.row_number().over(partition_by=Run.gpus > 0, order_by=(Run.priority.desc(), Run.queued_at, Run.id))
-    due = (Run.not_before.is_(None)) | (Run.not_before <= func.now())
-    places = select(Run.id, place.label("place")).where(Run.state == "queued", due).subquery()
+    place = func.row_number().over(partition_by=Run.gpus > 0, order_by=ORDER)
+    places = select(Run.id, place.label("place")).where(*ELIGIBLE).subquery()
     rows = session.execute(select(places.c.id, places.c.place).where(places.c.id.in_(run_ids)))
     return {run_id: number - 1 for run_id, number in rows}
 
@@ -49,13 +48,12 @@ def _num_ahead(session: Session, run_ids: Sequence[str]) -> dict[str, int]:
 def _held_back(session: Session, workers: Sequence[WorkerStanding]) -> dict[str, Run]:
     """By worker: the run of several GPUs that its free ones are held for, as `store.queue` does by default."""
     waited = func.now() - timedelta(seconds=RESERVE_AFTER_S)
-    due = (Run.not_before.is_(None)) | (Run.not_before <= func.now())
     # Of those that want the same number of GPUs only the first can be the one: in a long queue these are few.
     statement = (
         select(Run)
-        .where(Run.state == "queued", due, Run.gpus > 1, Run.queued_at <= waited)
+        .where(*ELIGIBLE, Run.gpus > 1, Run.queued_at <= waited)
         .ext(distinct_on(Run.gpus))
-        .order_by(Run.gpus, Run.priority.desc(), Run.queued_at, Run.id)
+        .order_by(Run.gpus, *ORDER)
     )
     big = sorted(session.scalars(statement), key=_place)
     active = [standing for standing in workers if standing.takes_runs]
