@@ -21,6 +21,8 @@ EventType = Literal[
     "started", "phase", "metrics", "samples", "checkpoint", "alert", "gate", "preflight", "ack", "note", "shares", "end"
 ]
 
+# Far more than any event takes. Readers hold a line in memory, and look for its end again and again while it grows.
+LONGEST_LINE = 8 * 2**20
 # What four bytes hold, as readers of a journal keep it.
 _MOST_ITERATIONS = 2**31 - 1
 
@@ -94,12 +96,18 @@ def decode_event(line: str | bytes) -> Event:
 
 
 def read_journal(path: Path, offset: int = 0, max_bytes: int = 4 * 1024 * 1024) -> tuple[list[Event], int]:
-    """Whole lines from byte `offset` on, and the offset after them. A torn last line is left for the next call."""
+    """Whole lines from byte `offset` on, and the offset after them. A torn last line is left for the next call.
+
+    Raises:
+        RunDirectoryError: a line is none of a journal's, or longer than any of one.
+    """
     try:
         with path.open("rb") as file:
             file.seek(offset)
             data = file.read(max_bytes)
             while data and b"\n" not in data:  # One line longer than the limit still has to be read whole.
+                if len(data) > LONGEST_LINE:
+                    raise RunDirectoryError(f"{path} has a line of more than {LONGEST_LINE} bytes from {offset} on")
                 more = file.read(max_bytes)
                 if not more:
                     break

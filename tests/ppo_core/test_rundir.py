@@ -45,6 +45,7 @@ from ppo_core.rundir import (
     verify_checkpoint,
     write_atomically,
 )
+from ppo_core.rundir.journal import LONGEST_LINE
 
 START = SegmentStart("r-1", 1, {"name": "t", "kl": {"coef": 0.1}})
 
@@ -225,6 +226,16 @@ def test_any_text_is_one_line_and_comes_back(text: str) -> None:
 def test_what_is_no_journal_line_is_refused(line: bytes) -> None:
     with pytest.raises(RunDirectoryError, match="not a journal line"):
         decode_event(line)
+
+
+def test_a_line_without_an_end_is_refused_however_it_is_read(segment: SegmentDir) -> None:
+    """Whoever reads it at each look would come to nothing else."""
+    segment.journal.write_bytes(b"x" * (LONGEST_LINE + 2))
+    for max_bytes in (2**20, 2**30):
+        with pytest.raises(RunDirectoryError, match="line of more than"):
+            read_journal(segment.journal, 0, max_bytes)
+    segment.journal.write_bytes(b"x" * LONGEST_LINE)
+    assert read_journal(segment.journal) == ([], 0)
 
 
 def test_seq_counts_from_one_and_goes_on_after_a_restart(segment: SegmentDir) -> None:
