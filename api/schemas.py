@@ -241,7 +241,7 @@ class SampleTokens(Message):
     """Every token of a kept response, with what was recorded of it; columns not recorded are null."""
 
     ids: list[int]
-    texts: list[str]
+    texts: list[str] = Field([])
     logprobs: list[float | None] | None = None
     ref_logprobs: list[float | None] | None = None
     kl: list[float | None] | None = None
@@ -250,6 +250,11 @@ class SampleTokens(Message):
     advantages: list[float | None] | None = None
     returns: list[float | None] | None = None
     penalized_score: float | None = None
+    judge_score: float | None = Field(None, description="The judge's, of a held-out answer.")
+    judge_against_last: float | None = Field(
+        None, description="Whether a judge by comparison preferred it to the last gate's answer: 1, 0 (a tie) or -1."
+    )
+    judge_against_start: float | None = Field(None, description="The same against the starting policy's answer.")
 
 
 class Checkpoint(Message):

@@ -138,6 +138,9 @@ class SampleTokens(TypedDict):
     advantages: list[float | None] | None
     returns: list[float | None] | None
     penalized_score: float | None
+    judge_score: float | None
+    judge_against_last: float | None
+    judge_against_start: float | None
 
 
 class Checkpoint(TypedDict):

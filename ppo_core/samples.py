@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
 
-from ppo_core.evaluation.held_out import Answers
+from ppo_core.evaluation.held_out import Answers, HeldGate
 from ppo_core.iteration import IterationReport, Models
 
 
@@ -45,8 +46,18 @@ def rollout_records(report: IterationReport, models: Models, num: int) -> list[d
     return records
 
 
-def held_out_records(answers: Answers) -> list[dict[str, Any]]:
-    """All held-out answers: their texts are what an evaluation is made of."""
+def held_out_records(
+    answers: Answers, decode: Callable[[list[int]], str], gate: HeldGate | None = None
+) -> list[dict[str, Any]]:
+    """All held-out answers: their texts are what an evaluation is made of, and what the judge said of each.
+
+    Args:
+        decode: ids to text.
+        gate: the gate that was held with them; a judge that compares speaks in it alone.
+    """
+    num = len(answers.prompts)
+    judged = answers.judge_scores or [None] * num
+    last, start = (said.preferences for said in gate.asked) if gate is not None and gate.asked else ([], [])
     return [
         {
             "kind": "held_out",
@@ -55,11 +66,14 @@ def held_out_records(answers: Answers) -> list[dict[str, Any]]:
             "response": answers.responses[row],
             "score": answers.scores[row],
             "penalized_score": None,
+            "judge_score": judged[row],
+            "judge_against_last": last[row] if row < len(last) else None,
+            "judge_against_start": start[row] if row < len(start) else None,
             "length": len(answers.ids[row]),
             "finish_reason": answers.finish_reasons[row],
-            "tokens": {"ids": answers.ids[row]},
+            "tokens": {"ids": answers.ids[row], "texts": [decode([token]) for token in answers.ids[row]]},
         }
-        for row in range(len(answers.prompts))
+        for row in range(num)
     ]
 
 

@@ -328,7 +328,7 @@ class Trainer:
         elif self.state.gate is None:
             self.state = self.state.after(gate=self.held_out.start_gate(answers).as_dict())
         self.state = self.state.after(evaluation_owed=False)
-        return Evaluation(metrics, held_out_records(answers), gate)
+        return Evaluation(metrics, held_out_records(answers, self.models.decode, gate), gate)
 
     def _hold_gate(self, held_out: HeldOut, answers: Answers) -> HeldGate | None:
         """The gate of this iteration, where one is due and there is something to compare with."""

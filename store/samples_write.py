@@ -13,6 +13,9 @@ from sqlalchemy.orm import Session
 from store.models import Sample
 from store.storable import storable_json, storable_text
 
+# What else is known of a whole response, each a number or null.
+BESIDE_THE_SCORE = ("penalized_score", "judge_score", "judge_against_last", "judge_against_start")
+
 
 class SamplesUnreadable(Exception):
     """A samples file that the journal names is missing, outside its segment, or not what it should be."""
@@ -48,6 +51,6 @@ def _row(sample: dict[str, Any]) -> dict[str, Any]:
         "score": float(score) if score is not None and math.isfinite(score) else None,
         "length": int(sample["length"]),
         "finish_reason": storable_text(str(sample["finish_reason"])),
-        # The penalized score has no column of its own: it goes with the token record it belongs to.
-        "tokens": storable_json({**sample.get("tokens", {}), "penalized_score": sample.get("penalized_score")}),
+        # What has no column of its own goes with the token record.
+        "tokens": storable_json({**sample.get("tokens", {}), **{name: sample.get(name) for name in BESIDE_THE_SCORE}}),
     }

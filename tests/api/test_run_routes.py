@@ -304,7 +304,9 @@ def sampled(make_run: Callable[..., str], sessions: sessionmaker[Session]) -> st
                         score=None if index == 2 else 0.5,
                         length=2,
                         finish_reason="stop",
-                        tokens={"ids": [1, 2], "texts": ["a", "b"], "kl": [0.1, None]},
+                        tokens={"ids": [1, 2], "judge_score": 0.75}
+                        if index == 3
+                        else {"ids": [1, 2], "texts": ["a", "b"], "kl": [0.1, None]},
                     )
                 )
     return run_id
@@ -331,6 +333,9 @@ def test_samples_can_be_cut_down_and_keep_their_text(viewer: TestClient, sampled
     tokens = viewer.get(f"/v1/samples/{items[0]['id']}/tokens").json()
     assert tokens["kl"] == [0.1, None]
     assert tokens["rewards"] is None
+    (held_out,) = viewer.get(f"/v1/runs/{sampled}/samples", params={"iteration": 2, "kind": "held_out"}).json()["items"]
+    of_held_out = viewer.get(f"/v1/samples/{held_out['id']}/tokens").json()
+    assert (of_held_out["texts"], of_held_out["judge_score"], of_held_out["judge_against_last"]) == ([], 0.75, None)
     assert viewer.get(f"/v1/runs/{sampled}/samples", params={"cursor": "x"}).status_code == 422
 
 

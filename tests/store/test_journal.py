@@ -246,6 +246,7 @@ def _sample(**fields: Any) -> dict[str, Any]:
         "response": "a\0\ud800",
         "score": 0.5,
         "penalized_score": None,
+        "judge_score": 0.25,
     }
     return {**sample, "length": 2, "finish_reason": "stop", "tokens": tokens, **fields}
 
@@ -260,6 +261,7 @@ def test_samples_file_becomes_rows_with_odd_text_by_the_rule(attempt: Attempt) -
     assert rows[0].response == "a\u2400\ufffd"
     assert rows[0].tokens["logprobs"] == [-0.5, None]
     assert rows[0].tokens["texts"] == ["a", "\u2400"]
+    assert (rows[0].tokens["judge_score"], rows[0].tokens["judge_against_last"]) == (0.25, None)
     assert attempt.events("samples") == [{"iteration": 1, "num": 3}]
 
 

@@ -1,7 +1,7 @@
 import { describe, expect, it } from "vitest";
 
 import type { GateWins } from "../src/api/types";
-import { askedWords, riseWords, shareText, winsWords } from "../src/pages/run/alerts/gate_words";
+import { askedWords, preferenceWords, riseWords, shareText, winsWords } from "../src/pages/run/alerts/gate_words";
 
 const WINS: GateWins = { wins: 70, ties: 8, losses: 50, rate: 0.578125, low: 0.49, high: 0.66, asked: null, swayed: null, unreadable: null };
 
@@ -18,6 +18,10 @@ describe("words of a judge gate", () => {
     expect(askedWords({ ...WINS, asked: 120, swayed: 9, unreadable: 2 })).toBe(
       "120 pairs asked about in both orders; 9 decided by their place, so tied; 2 answers that could not be read, so tied",
     );
+  });
+
+  it("say of one answer whether it was preferred", () => {
+    expect([1, 0, -1].map(preferenceWords)).toEqual(["preferred", "tied", "not preferred"]);
   });
 
   it("give the rise with twice its standard error, by which it counts", () => {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -85,6 +86,18 @@ def test_every_gate_is_told_with_its_evidence(straight: SegmentDir) -> None:
         assert metrics[iteration]["judge/win_rate"] == payload["against_last"]["rate"]
         assert metrics[iteration]["judge/win_rate_vs_start_high"] == payload["against_start"]["high"]
         assert "judge/score_mean" not in metrics[iteration]
+
+
+def test_the_answers_of_a_gate_are_kept_with_what_the_judge_said(straight: SegmentDir) -> None:
+    lines = (straight.samples / "iter-000004-held_out.jsonl").read_text().splitlines()
+    records = [json.loads(line) for line in lines]
+    for name in ("against_last", "against_start"):
+        said = [record[f"judge_{name}"] for record in records]
+        gate = gates(straight)[4][name]
+        assert (said.count(1.0), said.count(0.0), said.count(-1.0)) == (gate["wins"], gate["ties"], gate["losses"])
+    for record in records:
+        assert record["judge_score"] is None
+        assert len(record["tokens"]["texts"]) == len(record["tokens"]["ids"]) == record["length"]
 
 
 def test_the_score_of_a_checkpoint_is_how_often_it_wins_over_the_start(straight: SegmentDir) -> None:

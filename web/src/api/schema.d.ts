@@ -2703,7 +2703,10 @@ export interface components {
         SampleTokens: {
             /** Ids */
             ids: number[];
-            /** Texts */
+            /**
+             * Texts
+             * @default []
+             */
             texts: string[];
             /** Logprobs */
             logprobs: (number | null)[] | null;
@@ -2721,6 +2724,21 @@ export interface components {
             returns: (number | null)[] | null;
             /** Penalized Score */
             penalized_score: number | null;
+            /**
+             * Judge Score
+             * @description The judge's, of a held-out answer.
+             */
+            judge_score: number | null;
+            /**
+             * Judge Against Last
+             * @description Whether a judge by comparison preferred it to the last gate's answer: 1, 0 (a tie) or -1.
+             */
+            judge_against_last: number | null;
+            /**
+             * Judge Against Start
+             * @description The same against the starting policy's answer.
+             */
+            judge_against_start: number | null;
         };
         /**
          * Segment

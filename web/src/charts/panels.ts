@@ -31,7 +31,13 @@ export const PANELS: Panel[] = [
   {
     id: "gate",
     title: "Judge gate",
-    left: ["judge/win_rate", "judge/win_rate_low", "judge/win_rate_high", "judge/win_rate_vs_start"],
+    left: ["judge/win_rate", "judge/win_rate_low", "judge/win_rate_high"],
+    ifUsed: true,
+  },
+  {
+    id: "gate-start",
+    title: "Judge gate against the start",
+    left: ["judge/win_rate_vs_start", "judge/win_rate_vs_start_low", "judge/win_rate_vs_start_high"],
     ifUsed: true,
   },
   { id: "kl", title: "KL to the reference", left: ["kl/ref_sequence"], right: ["kl/ref_token", "kl/coef"] },

@@ -21,6 +21,11 @@ export function askedWords(wins: GateWins): string {
   return words.join("; ");
 }
 
+/** What a judge that compares said of one answer. */
+export function preferenceWords(preference: number): string {
+  return preference > 0 ? "preferred" : preference < 0 ? "not preferred" : "tied";
+}
+
 export function riseWords(rise: Gate["rise"]): string {
   if (rise.mean === null || rise.standard_error === null) return MISSING;
   const sign = rise.mean > 0 ? "+" : "";
