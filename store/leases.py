@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import timedelta
 
-from sqlalchemy import func, select, text, tuple_, update
+from sqlalchemy import func, not_, select, text, tuple_, update
 from sqlalchemy.orm import Session
 
 from store.models import Run
@@ -73,12 +73,20 @@ def expired(session: Session, lease_s: float) -> list[tuple[str, int]]:
     None while Postgres has been up for less than `lease_s`: nobody could renew while it was away, and everybody gets
     as long as a lease lasts to do so afterwards.
     """
+    now, start = func.clock_timestamp(), func.pg_postmaster_start_time()
     statement = select(Run.id, Run.lease_token).where(
         Run.state.in_(LIVE),
-        Run.lease_expires_at < func.clock_timestamp(),
-        func.pg_postmaster_start_time() < func.clock_timestamp() - timedelta(seconds=lease_s),
+        Run.lease_expires_at < now,
+        # A start that is still to come was measured before the clock jumped back.
+        not_(start.between(now - timedelta(seconds=lease_s), now)),
     )
     return [(run_id, token) for run_id, token in session.execute(statement.order_by(Run.id))]
+
+
+def live(session: Session) -> list[tuple[str, int]]:
+    """Runs with their tokens that somebody holds."""
+    statement = select(Run.id, Run.lease_token).where(Run.state.in_(LIVE)).order_by(Run.id)
+    return [(run_id, token) for run_id, token in session.execute(statement)]
 
 
 def session_name(run_id: str, token: int) -> str:

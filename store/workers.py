@@ -12,7 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import case, delete, exists, func, select, update
+from sqlalchemy import case, delete, exists, func, not_, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
@@ -162,7 +162,7 @@ def mark_silent(session: Session, silent_s: float) -> list[str]:
         .where(
             Worker.state != "gone",
             Worker.heartbeat_at < func.now() - age,
-            func.pg_postmaster_start_time() < func.now() - age,
+            not_(func.pg_postmaster_start_time().between(func.now() - age, func.now())),
         )
         .values(state="gone")
         .returning(Worker.id)

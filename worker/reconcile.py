@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any
 
 from psycopg.errors import IdleSessionTimeout
-from sqlalchemy import Connection, select, text
+from sqlalchemy import Connection, func, select, text
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session, sessionmaker
 
@@ -32,6 +32,7 @@ from store.runs import IllegalMove, LeaseLost, locked_run, transition
 from store.session import AWAY, STILL_S, describe, is_served, make_engine, session_factory
 from worker.agreement import adopt_checkpoints
 from worker.attempt_view import last_word
+from worker.clock_watch import ClockWatch
 from worker.data_folder import data_folder_fault
 from worker.delivery import Delivery
 from worker.housekeeping import Housekeeping
@@ -45,7 +46,7 @@ log = logging.getLogger("worker.reconcile")
 
 _LOCK = 7_370_002
 ROLLBACK_EVERY_S = 0.5
-LEAST_HOLD_S = 1.0
+LEAST_HOLD_S = 5.0  # A busy machine keeps one from its sign of life for seconds.
 # Ends that a new attempt would only repeat. Others are: a goal is reached again at once from the last checkpoint.
 FINAL_CODES = (ExitCode.BAD_SPEC, ExitCode.DATA_OR_REWARD, ExitCode.FAULT, ExitCode.GATE_OR_GUARD)
 
@@ -61,6 +62,8 @@ class Reconciler:
         self.stopping = threading.Event()
         self._holder: Connection | None = None
         self._trust_leases_from = 0.0
+        # Who renews in time has half a lease left, so a smaller jump ends none.
+        self._clock = ClockWatch(settings.lease_s / 2)
         self.rollbacks = RestingRollbacks(self.sessions, settings.data_dir.absolute() / "runs")
 
     def run(self) -> None:
@@ -109,10 +112,7 @@ class Reconciler:
         if ended:
             log.warning("%d database sessions stood still in a transaction and were ended", ended)
         if time.monotonic() >= self._trust_leases_from:
-            with self.sessions() as session:
-                overdue = leases.expired(session, self.settings.lease_s)
-            for run_id, token in overdue:
-                self._for_one(run_id, partial(self._declare_lost, run_id, token))
+            self._end_leases()
         with self.sessions() as session:
             lost = session.execute(
                 select(Run.id, Run.lease_token, Run.active_segment).where(Run.state == "recovering")
@@ -130,6 +130,25 @@ class Reconciler:
         with self.sessions.begin() as session:
             time_out_unattended(session)
         self.housekeeping.look()
+
+    def _end_leases(self) -> None:
+        """Declare lost who let a lease run out; after a jump of the clock everybody gets a new one instead."""
+        with self.sessions() as session:
+            overdue = leases.expired(session, self.settings.lease_s)
+            # Asked after the leases, so that no jump comes between: one after both is a reason to wait, too.
+            jump_s = self._clock.jumped(session.execute(select(func.clock_timestamp())).scalar_one())
+            live = leases.live(session) if jump_s is not None else []
+        if jump_s is not None:
+            log.warning("the database's clock jumped by %.0f s: %d leases begin anew", jump_s, len(live))
+            for run_id, token in live:
+                self._for_one(run_id, partial(self._renew, run_id, token))
+            return
+        for run_id, token in overdue:
+            self._for_one(run_id, partial(self._declare_lost, run_id, token))
+
+    def _renew(self, run_id: str, token: int) -> None:
+        with self.sessions.begin() as session:
+            leases.renew(session, run_id, token, self.settings.lease_s)
 
     def _for_one(self, run_id: str, work: Callable[[], object]) -> None:
         try:
