@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psycopg
@@ -15,12 +16,13 @@ import redis
 from celery import Celery
 
 from store.hint import HINT_QUEUE, HINT_TASK
+from store.ids import new_id
 from store.migrate import migrate
 from store.session import psycopg_url
 from store.states import TERMINAL
 from tests.real_postgres import RealPostgres
 from tests.real_redis import RealRedis
-from tests.worker.platform import LEASE_S, Platform
+from tests.worker.platform import LEASE_S, Platform, wait_until
 from worker.loop import START_ALLOWANCE_S
 
 pytestmark = pytest.mark.stack
@@ -99,6 +101,86 @@ def test_hint_starts_the_run_and_a_doubled_one_changes_nothing(
     time.sleep(1)
     assert (run.state, platform.run(run_id).attempt) == ("succeeded", 1)
     assert [what for *_, what in platform.witnessed(run_id)].count("start") == 1
+
+
+def test_hints_that_become_visible_again_start_no_second_attempt(platform: Platform, redis_url: str) -> None:
+    """P01: somebody took them and acknowledged nothing, so after 5 s the broker hands them out anew, to two workers."""
+    run_id = platform.submit(150, iteration_s=0.1)
+    for _ in range(3):
+        _hint(redis_url, run_id)
+    options = {"visibility_timeout": 5}
+    with Celery(broker=redis_url) as taker, taker.connection_for_read(transport_options=options) as connection:
+        channel = connection.default_channel
+        wait_until(lambda: channel.basic_get(HINT_QUEUE) is not None)
+        assert [channel.basic_get(HINT_QUEUE) is not None for _ in range(3)] == [True, True, False]
+        for name in ("here", "there"):
+            platform.start("worker.app", REDIS_URL=redis_url, PPO_WORKER_ID=name)
+        platform.wait(run_id, lambda run: run.iteration >= 1)
+        time.sleep(options["visibility_timeout"])
+        channel.qos.restore_visible(interval=1)
+        log = platform.data / "worker.app.log"
+        wait_until(lambda: log.read_text().count(f"{HINT_TASK}[") >= 3, 30)
+        assert platform.run(run_id).state == "running"
+    run = platform.wait_state(run_id, *TERMINAL)
+    _hint(redis_url, run_id)
+    time.sleep(2)
+    assert (run.state, platform.run(run_id).attempt) == ("succeeded", 1)
+    assert [what for *_, what in platform.witnessed(run_id)].count("start") == 1
+
+
+def test_a_run_whose_commit_is_slow_starts_though_its_hint_came_before(
+    platform: Platform, celery_worker: subprocess.Popen[bytes], redis_url: str
+) -> None:
+    """P07: the hints that come before the commit are about nothing that a worker could see."""
+    log = platform.data / "worker.app.log"
+    wait_until(lambda: " ready." in log.read_text(), 30)
+    with platform.engine.begin() as connection:
+        connection.exec_driver_sql(
+            "CREATE FUNCTION wait_4_s() RETURNS trigger LANGUAGE plpgsql AS"
+            " 'BEGIN PERFORM pg_sleep(4); RETURN NULL; END'"
+        )
+        connection.exec_driver_sql(
+            "CREATE CONSTRAINT TRIGGER slow_commit AFTER INSERT ON runs DEFERRABLE INITIALLY DEFERRED"
+            " FOR EACH ROW EXECUTE FUNCTION wait_4_s()"
+        )
+    run_id = new_id("r")
+    with ThreadPoolExecutor(1) as pool:
+        since = time.monotonic()
+        committed = pool.submit(platform.submit_spec, {"iterations": 5}, run_id=run_id)
+        for _ in range(2):
+            _hint(redis_url, run_id)
+        wait_until(lambda: log.read_text().count(f"{HINT_TASK}[") >= 2, 3.5)
+        assert not committed.done()
+        committed.result()
+        assert time.monotonic() - since >= 4
+    _hint(redis_url, run_id)
+    run = platform.wait_state(run_id, *TERMINAL, timeout_s=30)
+    assert (run.state, run.attempt) == ("succeeded", 1)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_ten_restarts_of_the_broker_with_and_without_a_run_in_progress(platform: Platform) -> None:
+    """P09: after each one a new run starts within 60 s, and the one in progress is not disturbed."""
+    with RealRedis() as broker:
+        worker = platform.start("worker.app", REDIS_URL=broker.url, PPO_CPU_SLOTS="2")
+        in_progress = None
+        for round_number in range(10):
+            if round_number == 5:
+                in_progress = platform.submit(100_000, iteration_s=0.1)
+                platform.wait(in_progress, lambda run: run.iteration >= 1)
+            broker.kill()
+            time.sleep(4)
+            broker.start()
+            run_id = platform.submit(3)
+            _hint(broker.url, run_id)
+            platform.wait(run_id, lambda run: run.attempt == 1, timeout_s=60)
+            assert platform.wait_state(run_id, *TERMINAL).state == "succeeded"
+            assert worker.poll() is None
+        assert in_progress is not None
+        platform.stop(in_progress)
+        run = platform.wait_state(in_progress, *TERMINAL)
+        assert (run.state, run.attempt) == ("stopped", 1)
 
 
 def test_message_that_is_no_hint_does_no_harm(
