@@ -33,6 +33,17 @@ class WebhookChange(Body):
     enabled: bool | None = Field(None, description="False gives up what waits for it.")
 
 
+class SecretRotation(Body):
+    """How a webhook gets another secret."""
+
+    overlap_s: int = Field(
+        86_400,
+        ge=0,
+        le=7 * 86_400,
+        description="Seconds for which the present secret signs beside the new one; 0 ends it and all earlier ones.",
+    )
+
+
 class Webhook(Message):
     """An address that is told what happens, without its secret."""
 
@@ -44,12 +55,13 @@ class Webhook(Message):
     disabled_reason: str | None
     created_by: str | None
     created_at: Time
+    old_secrets_until: Time | None = Field(description="Until then an earlier secret signs beside the present one.")
     pending: int = Field(description="Messages that wait.")
     dead: int = Field(description="Messages that were given up, of the last 30 days.")
 
 
 class NewWebhook(Webhook):
-    """A webhook just made; `secret` is shown this once."""
+    """A webhook with the secret that was just made; it is shown this once."""
 
     secret: str = Field(description="whsec_ and the signing key in base64, as Standard Webhooks has it.")
 

@@ -82,15 +82,15 @@ def snooze(
     json: Json = False,
 ) -> None:
     """Hear nothing of an alert for a while: no webhook is told, pages show it folded."""
-    seconds = _seconds(for_)
+    seconds = _seconds(for_, "--for")
     with platform(json) as (client, _):
         _changed(client.alerts.snooze(alert, seconds=seconds), json)
 
 
-def _seconds(text: str) -> int:
+def _seconds(text: str, option: str) -> int:
     found = re.fullmatch(r"(\d{1,9})([smhd]?)", text.strip())
     if found is None:
-        raise typer.BadParameter(f"{text!r} is no time; write 90s, 30m, 2h or 1d", param_hint="--for")
+        raise typer.BadParameter(f"{text!r} is no time; write 90s, 30m, 2h or 1d", param_hint=option)
     return int(found[1]) * _UNITS[found[2] or "s"]
 
 
@@ -206,6 +206,27 @@ def on(webhook: WebhookId, json: Json = False) -> None:
 def off(webhook: WebhookId, json: Json = False) -> None:
     """Switch a webhook off; what waits for it is given up."""
     _switch(webhook, False, json)
+
+
+@webhooks.command()
+def rotate(
+    webhook: WebhookId,
+    overlap: Annotated[
+        str,
+        typer.Option(metavar="TIME", help="So long the old secret signs, too: 90s, 30m, 2h, 1d; 0 ends it at once."),
+    ] = "1d",
+    json: Json = False,
+) -> None:
+    """Give a webhook another secret, shown this once; for a while messages bear a signature of each."""
+    overlap_s = _seconds(overlap, "--overlap")
+    with platform(json) as (client, _):
+        made = client.webhooks.rotate_secret(webhook, overlap_s)
+        if json:
+            show.as_json(made)
+        else:
+            show.line(f"secret, shown this once: {made['secret']}")
+            until = made["old_secrets_until"]
+            show.line(f"the old one signs beside it until {until}" if until else "the old one signs no more")
 
 
 @webhooks.command()

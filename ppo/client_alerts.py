@@ -67,6 +67,11 @@ class Webhooks:
         """Change `name`, `url`, `events` or `enabled`."""
         return cast(Webhook, self._connection.once("PATCH", _webhook(webhook_id), json=fields))
 
+    def rotate_secret(self, webhook_id: str, overlap_s: int = 86_400) -> NewWebhook:
+        """Give it another `secret`, in this answer and never again; the old one signs beside it for `overlap_s`."""
+        path = f"{_webhook(webhook_id)}/rotate-secret"
+        return cast(NewWebhook, self._connection.once("POST", path, json={"overlap_s": overlap_s}))
+
     def delete(self, webhook_id: str) -> None:
         """Remove it; what waits for it is not sent."""
         self._connection.once("DELETE", _webhook(webhook_id))

@@ -458,6 +458,7 @@ class Webhook(TypedDict):
     disabled_reason: str | None
     created_by: str | None
     created_at: str
+    old_secrets_until: str | None
     pending: int
     dead: int
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from datetime import UTC, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from sqlalchemy import delete, func, insert, select, update
@@ -28,13 +28,13 @@ SWITCHED_OFF = "the webhook was switched off"
 
 @dataclass(frozen=True)
 class Claimed:
-    """A message to send: `attempt` counts from 1."""
+    """A message to send: `attempt` counts from 1. Every secret signs it, the present one first."""
 
     id: str
     webhook_id: str
     event_id: str
     url: str
-    secret: str
+    secrets: tuple[str, ...]
     attempt: int
     body: bytes
 
@@ -86,9 +86,14 @@ def claim(session: Session, lease_s: float, busy: Collection[str]) -> Claimed | 
     webhook = session.get_one(Webhook, delivery.webhook_id)
     event = session.get_one(WebhookEvent, delivery.event_id)
     session.flush()
-    return Claimed(
-        delivery.id, webhook.id, event.id, webhook.url, webhook.secret, delivery.attempts, message_body(event)
-    )
+    now = session.execute(select(func.clock_timestamp())).scalar_one()
+    secrets = (webhook.secret, *(str(one["secret"]) for one in reversed(still_signing(webhook, now))))
+    return Claimed(delivery.id, webhook.id, event.id, webhook.url, secrets, delivery.attempts, message_body(event))
+
+
+def still_signing(webhook: Webhook, now: datetime) -> list[dict[str, Any]]:
+    """Of the earlier secrets of a webhook those that sign at that time, the oldest first."""
+    return [one for one in webhook.old_secrets if datetime.fromisoformat(one["until"]) > now]
 
 
 def message_body(event: WebhookEvent) -> bytes:

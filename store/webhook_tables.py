@@ -14,7 +14,10 @@ DELIVERY_STATUSES = ("pending", "delivered", "dead")
 
 
 class Webhook(Base):
-    """An address that is told what happens. The secret signs messages, so it is kept as it is; it is shown once."""
+    """An address that is told what happens. The secret signs messages, so it is kept as it is; it is shown once.
+
+    Each of `old_secrets` is `{"secret": ..., "until": ...}`, an ISO time up to which it signs beside the present one.
+    """
 
     __tablename__ = "webhooks"
 
@@ -22,6 +25,7 @@ class Webhook(Base):
     name: Mapped[str]
     url: Mapped[str]
     secret: Mapped[str]
+    old_secrets: Mapped[list[Any]] = mapped_column(server_default=text("'[]'::jsonb"))
     events: Mapped[list[Any]]
     enabled: Mapped[bool] = mapped_column(Boolean, server_default=text("true"))
     disabled_reason: Mapped[str | None]

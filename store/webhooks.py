@@ -8,17 +8,27 @@ import base64
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 
 from sqlalchemy import func, select, tuple_
 from sqlalchemy.orm import Session
 
 from store.ids import new_id
 from store.storable import storable_text
-from store.webhook_queue import TEST_EVENT, queue_message, switch_off
+from store.webhook_queue import TEST_EVENT, queue_message, still_signing, switch_off
 from store.webhook_tables import Webhook, WebhookDelivery, WebhookEvent
 
 SECRET_PREFIX = "whsec_"
+# Each signs every message, and the signatures go into one header.
+MOST_OLD_SECRETS = 4
+
+
+class TooManySecretsError(Exception):
+    """So many earlier secrets still sign that one more has no room; `until` is when the first of them ends."""
+
+    def __init__(self, until: datetime) -> None:
+        super().__init__(f"{MOST_OLD_SECRETS} earlier secrets still sign, the first of them until {until}")
+        self.until = until
 
 
 @dataclass(frozen=True)
@@ -84,6 +94,31 @@ def change_webhook(
         switch_off(session, webhook.id, "switched off by hand")
     session.flush()
     session.refresh(webhook)
+
+
+def rotate_secret(session: Session, webhook: Webhook, overlap: timedelta) -> None:
+    """Give a webhook a new secret. The present one, and earlier ones that still do, sign beside it for a while.
+
+    Args:
+        overlap: how long the present one still signs; none ends it and all earlier ones at once.
+
+    Raises:
+        TooManySecretsError
+    """
+    now = session.execute(select(func.clock_timestamp())).scalar_one()
+    kept = still_signing(webhook, now) if overlap else []
+    if len(kept) >= MOST_OLD_SECRETS:
+        raise TooManySecretsError(min(datetime.fromisoformat(one["until"]) for one in kept))
+    if overlap:
+        kept.append({"secret": webhook.secret, "until": (now + overlap).astimezone(UTC).isoformat()})
+    webhook.secret, webhook.old_secrets = new_secret(), kept
+    session.flush()
+
+
+def old_secrets_until(webhook: Webhook) -> datetime | None:
+    """When the last earlier secret stops signing; None where the present one signs alone."""
+    ends = [datetime.fromisoformat(one["until"]) for one in still_signing(webhook, datetime.now(UTC))]
+    return max(ends, default=None)
 
 
 def delete_webhook(session: Session, webhook: Webhook) -> None:

@@ -1,7 +1,8 @@
 """One message to one webhook: signed, posted to an address that was looked at, answered or not within its time.
 
 Signed as Standard Webhooks has it (https://github.com/standard-webhooks/standard-webhooks): headers `webhook-id`,
-`webhook-timestamp` and `webhook-signature`, HMAC-SHA256 over "id.timestamp.body". The host's name is looked up here and
+`webhook-timestamp` and `webhook-signature`, HMAC-SHA256 over "id.timestamp.body", one signature a secret while several
+sign. The host's name is looked up here and
 every number it stands for is held against the list of allowed hosts; the connection goes to that very number, so a name
 that changes between the look and the connection leads nowhere else. Redirects are not followed, proxies of the
 environment not used.
@@ -44,7 +45,7 @@ class Answer:
 
 
 def signature(secret: str, message_id: str, timestamp: int, body: bytes) -> str:
-    """The `webhook-signature` header of a message: `v1,` and the HMAC-SHA256 in base64."""
+    """One signature of the `webhook-signature` header: `v1,` and the HMAC-SHA256 in base64."""
     signed = f"{message_id}.{timestamp}.".encode("ascii") + body
     return "v1," + base64.b64encode(hmac.new(secret_bytes(secret), signed, hashlib.sha256).digest()).decode("ascii")
 
@@ -111,7 +112,9 @@ def _headers(message: Claimed, target: Target, token: str | None) -> dict[str, s
         "User-Agent": "ppo-control-webhooks",
         "webhook-id": message.event_id,
         "webhook-timestamp": str(timestamp),
-        "webhook-signature": signature(message.secret, message.event_id, timestamp, message.body),
+        "webhook-signature": " ".join(
+            signature(secret, message.event_id, timestamp, message.body) for secret in message.secrets
+        ),
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
@@ -11,7 +12,7 @@ from api.auth import least
 from api.deps import Database, Settings, Who
 from api.errors import ProblemError, not_found
 from api.schemas import FaultMessage, Page
-from api.webhook_schemas import Delivery, NewWebhook, Webhook, WebhookBody, WebhookChange
+from api.webhook_schemas import Delivery, NewWebhook, SecretRotation, Webhook, WebhookBody, WebhookChange
 from store import audit, webhooks
 from store.webhook_hosts import parse_target, problem_with
 from store.webhook_queue import send_again
@@ -62,6 +63,25 @@ def update_webhook(webhook_id: str, body: WebhookChange, database: Database, set
     told.pop("url", None)
     audit.record(database, who.name, "webhook.change", row.id, **told)
     message = _one(database, webhook_id)
+    database.commit()
+    return message
+
+
+@router.post("/{webhook_id}/rotate-secret", openapi_extra=least("admin"))
+def rotate_webhook_secret(webhook_id: str, body: SecretRotation, database: Database, who: Who) -> NewWebhook:
+    """Give a webhook another secret. For a while messages bear two signatures, of the new one and of the old one.
+
+    The new secret is in this answer and never again. 409 while too many earlier ones still sign.
+    """
+    row = _locked(database, webhook_id)
+    try:
+        webhooks.rotate_secret(database, row, timedelta(seconds=body.overlap_s))
+    except webhooks.TooManySecretsError as error:
+        raise ProblemError(
+            409, "too_many_secrets", f"{error}: wait, or end them all now with an overlap of 0."
+        ) from error
+    audit.record(database, who.name, "webhook.rotate_secret", row.id, overlap_s=body.overlap_s)
+    message = NewWebhook(**_one(database, row.id).model_dump(), secret=row.secret)
     database.commit()
     return message
 
@@ -149,8 +169,13 @@ def _one(database: Database, webhook_id: str) -> Webhook:
 
 
 def _message(standing: WebhookStanding) -> Webhook:
-    row, counts = standing.webhook, {"pending": standing.pending, "dead": standing.dead}
-    return Webhook(**{name: getattr(row, name) for name in Webhook.model_fields.keys() - counts.keys()}, **counts)
+    row = standing.webhook
+    derived = {
+        "pending": standing.pending,
+        "dead": standing.dead,
+        "old_secrets_until": webhooks.old_secrets_until(row),
+    }
+    return Webhook(**{name: getattr(row, name) for name in Webhook.model_fields.keys() - derived.keys()}, **derived)
 
 
 def _delivery(row: WebhookDelivery, event: WebhookEvent) -> Delivery:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -11,7 +13,9 @@ from sqlalchemy.orm import Session, sessionmaker
 from starlette.testclient import TestClient
 
 from store.models import AuditEntry
-from store.webhook_queue import claim, mark_failed
+from store.webhook_queue import claim, mark_delivered, mark_failed
+from store.webhook_tables import Webhook
+from store.webhooks import send_test
 
 
 @pytest.fixture
@@ -40,6 +44,55 @@ def test_the_secret_is_shown_once_and_never_audited(
     assert not any(made["secret"] in text for text in [*rest, changed.text])
     assert admin.delete(f"/v1/webhooks/{made['id']}").status_code == 204
     assert admin.get(f"/v1/webhooks/{made['id']}").status_code == 404
+
+
+def secrets_of(sessions: sessionmaker[Session], webhook_id: str) -> tuple[str, ...]:
+    """What a message that is sent now would be signed with."""
+    with sessions.begin() as session:
+        webhook = session.get_one(Webhook, webhook_id)
+        send_test(session, webhook)
+        message = claim(session, 5, [])
+        assert message is not None
+        mark_delivered(session, message.id, 204)
+        return message.secrets
+
+
+def test_a_new_secret_signs_beside_the_old_one_for_a_while(
+    admin: TestClient, operator: TestClient, create: Callable[..., dict[str, Any]], sessions: sessionmaker[Session]
+) -> None:
+    first = create()
+    assert first["old_secrets_until"] is None
+    path = f"/v1/webhooks/{first['id']}/rotate-secret"
+    assert operator.post(path, json={}).status_code == 403
+    second = admin.post(path, json={}).json()
+    ends_in = datetime.fromisoformat(second["old_secrets_until"]) - datetime.now(UTC)
+    assert timedelta(hours=23, minutes=59) < ends_in <= timedelta(hours=24)
+    assert second["secret"] != first["secret"]
+    assert secrets_of(sessions, first["id"]) == (second["secret"], first["secret"])
+
+    short = admin.post(path, json={"overlap_s": 1}).json()["secret"]
+    assert secrets_of(sessions, first["id"]) == (short, second["secret"], first["secret"])
+    time.sleep(1.1)
+    assert secrets_of(sessions, first["id"]) == (short, first["secret"])
+
+    last = admin.post(path, json={"overlap_s": 0}).json()
+    assert last["old_secrets_until"] is None
+    assert secrets_of(sessions, first["id"]) == (last["secret"],)
+    with sessions() as session:
+        audited = str([row.detail for row in session.scalars(select(AuditEntry))])
+    told = [admin.get(f"/v1/webhooks/{first['id']}").text, admin.get("/v1/webhooks").text, audited]
+    assert not any("whsec_" in text for text in told)
+
+
+def test_too_many_secrets_at_once_are_refused_and_can_be_ended(
+    admin: TestClient, create: Callable[..., dict[str, Any]]
+) -> None:
+    path = f"/v1/webhooks/{create()['id']}/rotate-secret"
+    assert [admin.post(path, json={}).status_code for _ in range(5)] == [200, 200, 200, 200, 409]
+    assert "overlap of 0" in admin.post(path, json={}).json()["detail"]
+    assert admin.post(path, json={"overlap_s": -1}).status_code == 422
+    assert admin.post(path, json={"overlap_s": 0}).status_code == 200
+    assert admin.post(path, json={}).status_code == 200
 
 
 @pytest.mark.parametrize(

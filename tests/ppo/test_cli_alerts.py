@@ -168,6 +168,10 @@ def test_a_webhook_is_made_switched_and_removed() -> None:
     hook = json.loads(ppo("webhooks", "--json").output)[0]["id"]
     assert "pending" in ppo("webhooks", "test", hook).output
     (delivery,) = json.loads(ppo("webhooks", "deliveries", hook, "--json").output)
+    rotated = ppo("webhooks", "rotate", hook, "--overlap", "2h").output
+    assert "shown this once: whsec_" in rotated
+    assert "the old one signs beside it until 20" in rotated
+    assert "the old one signs no more" in ppo("webhooks", "rotate", hook, "--overlap", "0").output
     assert "\toff" in ppo("webhooks", "off", hook).output
     assert "dead" in ppo("webhooks", "deliveries", hook).output
     assert "\ton\t" in ppo("webhooks", "on", hook).output

@@ -125,3 +125,25 @@ def test_a_webhook_is_made_tried_and_shown_to_have_arrived(alarmed: Platform, vi
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     page.get_by_role("button", name="I have kept it").click()
     expect(page.locator("[data-secret]")).to_have_count(0)
+
+
+def test_a_webhook_gets_another_secret_and_both_sign(alarmed: Platform, visit: Visit, receiver: Receiver) -> None:
+    page = visit(alarmed.stack).open("/settings")
+    page.get_by_label("Name").fill("rotated")
+    page.get_by_label("Address").fill(receiver.url)
+    page.get_by_role("button", name="Add").click()
+    first = page.locator("[data-secret]").inner_text()
+    hook = page.locator("[data-webhook=rotated]")
+    hook.get_by_role("button", name="New secret").click()
+    expect(page.get_by_label("The present one still signs")).to_have_value("86400")
+    is_accessible(page)
+    page.get_by_role("button", name="Make it").click()
+    expect(page.locator("[data-secret]")).not_to_have_text(first)
+    expect(hook).to_contain_text("An earlier secret signs, too, until")
+    second = page.locator("[data-secret]").inner_text()
+    for secret in (first, second):
+        receiver.secret = secret
+        before = len(receiver.requests)
+        hook.get_by_role("button", name="Send a test").click()
+        expect(hook.locator("[data-delivery=delivered]")).to_have_count(1 + (secret == second), timeout=60_000)
+        assert [got.signed for got in receiver.requests[before:]] == [True]

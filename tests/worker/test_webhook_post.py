@@ -26,8 +26,8 @@ def receiver() -> Iterator[Receiver]:
         yield found
 
 
-def send(url: str, hosts: WebhookHosts = HERE, timeout_s: float = 5) -> Answer:
-    message = Claimed("d-1", "h-1", "e-1", url, SECRET, 1, b'{"type":"run.state"}')
+def send(url: str, hosts: WebhookHosts = HERE, timeout_s: float = 5, secrets: tuple[str, ...] = (SECRET,)) -> Answer:
+    message = Claimed("d-1", "h-1", "e-1", url, secrets, 1, b'{"type":"run.state"}')
     return asyncio.run(post(message, hosts, timeout_s, ssl.create_default_context()))
 
 
@@ -41,6 +41,14 @@ def test_a_message_arrives_signed_under_its_events_id(receiver: Receiver) -> Non
     assert send(receiver.url) == Answer(204)
     (got,) = receiver.requests
     assert (got.path, got.id, got.signed, got.message) == ("/hook?from=ppo", "e-1", True, {"type": "run.state"})
+
+
+def test_while_two_secrets_sign_a_receiver_may_know_either(receiver: Receiver) -> None:
+    other = "whsec_" + "QUJD" * 8
+    for known, signed in ((SECRET, True), (other, True), ("whsec_" + "REVG" * 8, False)):
+        receiver.secret = known
+        assert send(receiver.url, secrets=(other, SECRET)) == Answer(204)
+        assert receiver.requests[-1].signed == signed
 
 
 def test_a_listed_hosts_token_is_sent(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:

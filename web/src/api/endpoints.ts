@@ -64,6 +64,7 @@ export async function listWebhooks(): Promise<Webhook[]> {
 export const createWebhook = (body: { name: string; url: string; events: WebhookEventType[] }): Promise<NewWebhook> =>
   post("/v1/webhooks", body);
 export const switchWebhook = (id: string, enabled: boolean): Promise<Webhook> => patch(webhookPath(id), { enabled }, {});
+export const rotateSecret = (id: string, overlap_s: number): Promise<NewWebhook> => post(`${webhookPath(id)}/rotate-secret`, { overlap_s });
 export const deleteWebhook = (id: string): Promise<void> => remove(webhookPath(id), {});
 export const testWebhook = (id: string): Promise<Delivery> => post(`${webhookPath(id)}/test`);
 export async function listDeliveries(id: string): Promise<Delivery[]> {

@@ -931,6 +931,28 @@ export interface paths {
         patch: operations["update_webhook"];
         trace?: never;
     };
+    "/v1/webhooks/{webhook_id}/rotate-secret": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Rotate Webhook Secret
+         * @description Give a webhook another secret. For a while messages bear two signatures, of the new one and of the old one.
+         *
+         *     The new secret is in this answer and never again. 409 while too many earlier ones still sign.
+         */
+        post: operations["rotate_webhook_secret"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/webhooks/{webhook_id}/test": {
         parameters: {
             query?: never;
@@ -2215,7 +2237,7 @@ export interface components {
         };
         /**
          * NewWebhook
-         * @description A webhook just made; `secret` is shown this once.
+         * @description A webhook with the secret that was just made; it is shown this once.
          */
         NewWebhook: {
             /** Id */
@@ -2234,6 +2256,11 @@ export interface components {
             created_by: string | null;
             /** Created At */
             created_at: string;
+            /**
+             * Old Secrets Until
+             * @description Until then an earlier secret signs beside the present one.
+             */
+            old_secrets_until: string | null;
             /**
              * Pending
              * @description Messages that wait.
@@ -2741,6 +2768,18 @@ export interface components {
             judge_against_start: number | null;
         };
         /**
+         * SecretRotation
+         * @description How a webhook gets another secret.
+         */
+        SecretRotation: {
+            /**
+             * Overlap S
+             * @description Seconds for which the present secret signs beside the new one; 0 ends it and all earlier ones.
+             * @default 86400
+             */
+            overlap_s: number;
+        };
+        /**
          * Segment
          * @description A segment, with what was changed when it began.
          */
@@ -3032,6 +3071,11 @@ export interface components {
             created_by: string | null;
             /** Created At */
             created_at: string;
+            /**
+             * Old Secrets Until
+             * @description Until then an earlier secret signs beside the present one.
+             */
+            old_secrets_until: string | null;
             /**
              * Pending
              * @description Messages that wait.
@@ -4953,6 +4997,41 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["Webhook"];
+                };
+            };
+            /** @description Anything else. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    rotate_webhook_secret: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                webhook_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["SecretRotation"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["NewWebhook"];
                 };
             };
             /** @description Anything else. */
