@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -19,14 +19,20 @@ from store.webhooks import send_test
 
 
 @pytest.fixture
-def create(admin: TestClient) -> Callable[..., dict[str, Any]]:
+def create(admin: TestClient) -> Iterator[Callable[..., dict[str, Any]]]:
+    """Webhooks for one test: those of another would be told of its runs, too."""
+    ids: list[str] = []
+
     def post(**fields: Any) -> dict[str, Any]:
         answer = admin.post("/v1/webhooks", json={"name": "chat", "url": "https://hooks.example/in", **fields})
         assert answer.status_code == 201, answer.text
         made: dict[str, Any] = answer.json()
+        ids.append(made["id"])
         return made
 
-    return post
+    yield post
+    for webhook_id in ids:
+        admin.delete(f"/v1/webhooks/{webhook_id}")
 
 
 def test_the_secret_is_shown_once_and_never_audited(
