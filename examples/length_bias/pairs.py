@@ -1,7 +1,9 @@
 """Pairs of texts and which of the two the raters chose. Knows words and ratings, no tokens and no models."""
 
+import itertools
 import math
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from examples.length_bias.settings import PairSettings, RaterSettings
@@ -10,11 +12,12 @@ from examples.reviews.corpus import Review
 
 @dataclass(frozen=True)
 class Text:
-    """A text, the mean rating of the words in it, and how many words it has."""
+    """A text, the mean rating of the words in it, how many words it has, and whether it ends where a review ends."""
 
     text: str
     rating: float
     num_words: int
+    finished: bool
 
 
 @dataclass(frozen=True)
@@ -25,41 +28,56 @@ class Pair:
     rejected: Text
 
 
-Words = list[tuple[str, float]]
+@dataclass(frozen=True)
+class Draft:
+    """Some reviews after each other: words with their review's rating, and after how many words a review ends."""
+
+    words: list[tuple[str, float]]
+    ends: list[int]
+
+    def cut(self, num: int) -> Text:
+        """The first `num` words."""
+        kept = self.words[:num]
+        return Text(
+            " ".join(word for word, _ in kept), sum(rating for _, rating in kept) / num, num, finished=num in self.ends
+        )
 
 
-def draw_words(reviews: list[Review], settings: PairSettings, rng: random.Random) -> Words:
-    """The words of some reviews after each other, each with its review's rating."""
-    parts = rng.choices(reviews, k=rng.randint(1, settings.max_parts))
-    return [(word, part.rating) for part in parts for word in part.text.split()][: settings.max_words]
-
-
-def cut(words: Words, num: int) -> Text:
-    """The first `num` words as a text."""
-    kept = words[:num]
-    return Text(" ".join(word for word, _ in kept), sum(rating for _, rating in kept) / num, num)
+def draft(reviews: Sequence[Review]) -> Draft:
+    """Put reviews after each other."""
+    words = [(word, review.rating) for review in reviews for word in review.text.split()]
+    return Draft(words, list(itertools.accumulate(len(review.text.split()) for review in reviews)))
 
 
 def make_pairs(
     reviews: list[Review], num: int, settings: PairSettings, raters: RaterSettings, *, same_length: bool, seed: int
 ) -> list[Pair]:
-    """Seeded pairs, each text cut off at a word of its own; with `same_length` both at one.
+    """Seeded pairs. A share of the texts is finished, each other one is cut off at a word of its own.
 
-    Then length tells nothing about what was chosen, however much the raters like it.
+    With `same_length` both of a pair are cut off at one: then length tells nothing about what was chosen, however much
+    the raters like it.
     """
     rng = random.Random(seed)
 
-    def length_up_to(longest: int) -> int:
+    def a_draft() -> Draft:
+        return draft(rng.choices(reviews, k=rng.randint(1, settings.max_parts)))
+
+    def anywhere(longest: int) -> int:
+        longest = min(longest, settings.max_words)
         return rng.randint(min(settings.min_words, longest), longest)
+
+    def length(of: Draft) -> int:
+        ends = [end for end in of.ends if end <= settings.max_words]
+        return rng.choice(ends) if ends and rng.random() < settings.finished_share else anywhere(len(of.words))
 
     pairs = []
     for _ in range(num):
-        first, second = draw_words(reviews, settings, rng), draw_words(reviews, settings, rng)
+        first, second = a_draft(), a_draft()
         if same_length:
-            lengths = [length_up_to(min(len(first), len(second)))] * 2
+            lengths = [anywhere(min(len(first.words), len(second.words)))] * 2
         else:
-            lengths = [length_up_to(len(first)), length_up_to(len(second))]
-        pairs.append(choose(cut(first, lengths[0]), cut(second, lengths[1]), raters, rng))
+            lengths = [length(first), length(second)]
+        pairs.append(choose(first.cut(lengths[0]), second.cut(lengths[1]), raters, rng))
     return pairs
 
 
@@ -70,5 +88,6 @@ def choose(first: Text, second: Text, raters: RaterSettings, rng: random.Random)
     """
     lead = raters.rating_weight * (first.rating - second.rating)
     lead += raters.word_weight * (first.num_words - second.num_words)
+    lead += raters.finished_weight * (first.finished - second.finished)
     takes_first = rng.random() < 1 / (1 + math.exp(-lead))
     return Pair(first, second) if takes_first else Pair(second, first)

@@ -81,15 +81,19 @@ def figures(model: LlamaForSequenceClassification, folder: Path, held_out: list[
     agreement = statistics.fmean(a > b for a, b in zip(chosen, rejected, strict=True))
     texts = [text for pair in held_out for text in (pair.chosen, pair.rejected)]
     scores = [score for both in zip(chosen, rejected, strict=True) for score in both]
-    per_rating, per_ten_words = slopes(texts, scores)
-    told = {"agreement": agreement, "score_per_rating": per_rating, "score_per_ten_words": per_ten_words}
+    told = {"agreement": agreement, **slopes(texts, scores)}
     return {name: round(value, 3) for name, value in told.items()}
 
 
-def slopes(texts: list[Text], scores: list[float]) -> tuple[float, float]:
-    """Least squares of the score on rating and words: what one point of rating is worth, and what ten words are."""
-    ones = [1.0] * len(texts)
-    columns = [ones, [text.rating for text in texts], [float(text.num_words) for text in texts]]
+def slopes(texts: list[Text], scores: list[float]) -> dict[str, float]:
+    """Least squares of the score: what a point of rating is worth, what ten words are, and what an end is."""
+    columns = [
+        [1.0] * len(texts),
+        [text.rating for text in texts],
+        [text.num_words / 10 for text in texts],
+        [float(text.finished) for text in texts],
+    ]
     design = torch.tensor(columns, dtype=torch.float64).T
-    solution = torch.linalg.lstsq(design, torch.tensor(scores, dtype=torch.float64)[:, None]).solution[:, 0]
-    return float(solution[1]), float(solution[2]) * 10
+    solution = torch.linalg.lstsq(design, torch.tensor(scores, dtype=torch.float64)[:, None]).solution[1:, 0]
+    names = ("score_per_rating", "score_per_ten_words", "score_per_end")
+    return dict(zip(names, solution.tolist(), strict=True))

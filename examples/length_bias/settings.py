@@ -10,14 +10,16 @@ from examples.reviews.settings import Settings as ReviewsSettings
 
 @dataclass(frozen=True)
 class RaterSettings:
-    """Raters who prefer the better rated of two texts, and, as people who compare texts do, the longer one.
+    """What raters who compare two texts go by.
 
-    The log-odds of choosing the first text are `rating_weight` times its lead in human rating (-4 to 4) plus
-    `word_weight` times its lead in words.
+    The log-odds of choosing the first are `rating_weight` times its lead in human rating (-4 to 4), plus `word_weight`
+    times its lead in words, plus `finished_weight` where it alone ends where a review ends, minus that where it alone
+    does not.
     """
 
     rating_weight: float = 0.8
-    word_weight: float = 0.06
+    word_weight: float = 0.0
+    finished_weight: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,7 @@ class PairSettings:
     max_parts: int = 4
     min_words: int = 4
     max_words: int = 60
+    finished_share: float = 0.5
     seed: int = 19
 
 
@@ -48,6 +51,7 @@ class Settings:
     """The whole preparation."""
 
     reviews: ReviewsSettings = field(default_factory=ReviewsSettings)
-    raters: RaterSettings = field(default_factory=RaterSettings)
+    raters: RaterSettings = RaterSettings(word_weight=0.06)  # as people who compare texts do, they take the longer one
+    careful_raters: RaterSettings = RaterSettings(finished_weight=1.5)
     pairs: PairSettings = field(default_factory=PairSettings)
     preference: PreferenceSettings = field(default_factory=PreferenceSettings)

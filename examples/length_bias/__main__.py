@@ -1,0 +1,134 @@
+"""The whole example by one command: `python -m examples.length_bias`.
+
+It prepares the models, starts the platform, submits the run, and watches the score climb while the answers get worse,
+until the judge's gate stops it. Then it takes checkpoint and settings of the alert's suggestion as they are, has the
+run go back, and sees what becomes of it. It ends with a table of what was promised and what was seen, keeps all that
+the platform told in OUT/seed-N.json, and leaves with 1 where a promise was broken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from examples.length_bias.prepare import DEFAULT_OUT, prepare
+from examples.length_bias.story import RULE, going_right, going_wrong, parts
+from examples.reviews.corpus import CorpusError
+from examples.reviews.download import DownloadError
+from examples.reviews.figures import Promise
+from examples.reviews.prepare import DEFAULT_OUT as REVIEWS_OUT
+from ppo import show
+from ppo.client import Client, ClientError, RequestError
+from ppo.local.processes import StackError
+from ppo.local.stack import DEFAULT_PORT, Stack
+from ppo.local.up import Asked, ending_on_signals, make_stack
+from ppo.spec_file import read_spec_file
+from ppo.wire import Event
+from ppo_core.spec import SpecFaults
+
+HERE = Path(__file__).parent
+OUT = HERE / "story"
+SHOWN = ("reward/score_mean", "response/length_mean", "response/eos_rate", "kl/ref_sequence", "judge/win_rate_vs_start")
+
+
+class Broken(Exception):
+    """The story came to an end too early; the message says why."""
+
+
+def tell(client: Client, changes: list[str]) -> tuple[list[Event], dict[str, Any]]:
+    """Both parts of the story on a platform that runs; returns all events, and the suggestion that was followed."""
+    run = client.submit(read_spec_file(HERE / "spec.yaml", changes))
+    show.line(f"submitted {run['name']}: {run['id']}")
+    events = list(shown(client, run["id"], 0))
+    ended = client.run(run["id"])
+    show.line(f"{ended['state']} ({ended['reason_code']}): {ended['reason_detail']}")
+    if (ended["state"], ended["reason_code"]) != ("stopped", "gate"):
+        raise Broken(f"the run is {ended['state']} ({ended['reason_code']}), not stopped by its gate")
+    found = [alert for alert in client.alerts.list(run_id=run["id"]) if alert["rule"] == RULE]
+    if not found:
+        raise Broken("nobody told that the reward was hacked by length")
+    alert = client.alerts.get(found[0]["id"])
+    show.line(f"{alert['title']}: {alert['detail']}")
+    suggestion = alert["suggestion"]
+    if suggestion is None or suggestion["rollback"] is None:
+        raise Broken("the alert has no checkpoint to go back to")
+    wish = suggestion["rollback"]
+    show.line(f"going back to iteration {suggestion['iteration']} with {wish['set']}")
+    client.rollback(run["id"], wish["checkpoint"], settings=wish["set"], reason=wish["reason"])
+    client.wait(run["id"], until=lambda now: now["state"] not in ("stopped",))
+    events += shown(client, run["id"], events[-1]["seq"])
+    ended = client.run(run["id"])
+    show.line(f"{ended['state']} ({ended['reason_code']})")
+    if ended["state"] != "succeeded":
+        raise Broken(f"after the roll back the run is {ended['state']} ({ended['reason_code']})")
+    return events, dict(suggestion)
+
+
+def shown(client: Client, run_id: str, after: int) -> Iterator[Event]:
+    """A run's events until its end, with a line for every fifth iteration."""
+    for event in client.follow(run_id, after=after):
+        yield event
+        payload = event["payload"]
+        if event["type"] == "metrics" and event["iteration"] % 5 == 0:
+            values = [f"{name} {payload[name]:.3g}" for name in SHOWN if payload.get(name) is not None]
+            show.line(f"  {event['iteration']:3d}  " + "  ".join(values))
+        elif event["type"] == "alert":
+            show.line(f"  alert, {payload['status']}: {payload['title']}")
+
+
+def table(promises: list[Promise]) -> str:
+    """Markdown."""
+    lines = ["| | promised | seen |", "|---|---|---|"]
+    lines += [f"| {each.name} | {each.bound} | {each.shown}{'' if each.holds else ' ✗'} |" for each in promises]
+    return "\n".join(lines)
+
+
+def play(stack: Stack, seed: int, changes: list[str], out: Path) -> list[Promise]:
+    """Tell the story, keep what was told, and return what became of its promises."""
+    began = time.monotonic()
+    with Client(stack.url, stack.admin_key) as client:
+        events, suggestion = tell(client, [f"seed={seed}", *changes])
+    out.mkdir(parents=True, exist_ok=True)
+    kept = [event for event in events if event["type"] in ("metrics", "alert", "state")]
+    document = {"seconds": round(time.monotonic() - began), "suggestion": suggestion, "events": kept}
+    (out / f"seed-{seed}.json").write_text(json.dumps(document))
+    first, second = (part for _, part in sorted(parts(events).items()))
+    start = read_spec_file(HERE / "spec.yaml", changes)["update"]["critic_warmup_iterations"]
+    promises = [*going_wrong(first, start), *going_right(second, first, start)]
+    show.line(f"{time.monotonic() - began:.0f} s")
+    show.line(table(promises))
+    return promises
+
+
+def main() -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m examples.length_bias", description="Tell the example's story.")
+    parser.add_argument("--data", type=Path, default=HERE / "data", help="data folder of the platform")
+    parser.add_argument("--port", type=int, default=DEFAULT_PORT, help="port; when taken, the next free one")
+    parser.add_argument("--out", type=Path, default=OUT, help="where what was told is kept")
+    parser.add_argument("--seed", type=int, default=1, help="of the run")
+    parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="change a field of the spec")
+    arguments = parser.parse_args()
+    stack = make_stack(arguments.data, arguments.port, [HERE], show.line)
+    with ending_on_signals(stack):
+        try:
+            prepare(DEFAULT_OUT, REVIEWS_OUT / "cache", Console())
+            with stack:
+                promises = play(stack, arguments.seed, arguments.set, arguments.out)
+        except Asked:
+            return 130
+        except (Broken, DownloadError, CorpusError, StackError, SpecFaults, RequestError, ClientError) as error:
+            show.line(f"error: {error}", show.err)
+            return 1
+    return 0 if all(promise.holds for promise in promises) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
