@@ -76,7 +76,7 @@ def shown(client: Client, run_id: str, after: int) -> Iterator[Event]:
     for event in client.follow(run_id, after=after):
         yield event
         payload = event["payload"]
-        if event["type"] == "metrics" and event["iteration"] % 5 == 0:
+        if event["type"] == "metrics" and (event["iteration"] or 0) % 5 == 0:
             values = [f"{name} {payload[name]:.3g}" for name in SHOWN if payload.get(name) is not None]
             show.line(f"  {event['iteration']:3d}  " + "  ".join(values))
         elif event["type"] == "alert":

@@ -49,7 +49,9 @@ def plan(settings: Settings, cache: Path) -> list[Stage]:
             figures = train_reward_model(half(which), policy.folder(cache), settings.reviews.reward_model, folder, wait)
             return {f"{kind}_{figure}": value for figure, value in figures.items()}
 
-        return Stage(f"{kind}_model", kind.replace("_", " ").capitalize(), (settings.reviews.reward_model,), (policy,), train)
+        return Stage(
+            f"{kind}_model", kind.replace("_", " ").capitalize(), (settings.reviews.reward_model,), (policy,), train
+        )
 
     ratings = (rated("rating", 0), rated("other_rating", 1))
 
@@ -76,9 +78,9 @@ def plan(settings: Settings, cache: Path) -> list[Stage]:
         *shared.values(),
         *ratings,
         preference("biased_reward_model", 0, settings.raters),
-        preference("controlled_reward_model", 0, settings.raters, same_length=True),
         preference("judge_model", 1, settings.careful_raters),
         preference("fond_judge_model", 1, settings.raters),
+        preference("controlled_reward_model", 0, settings.raters, same_length=True),
     ]
 
 

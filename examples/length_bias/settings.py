@@ -17,7 +17,7 @@ class RaterSettings:
     does not.
     """
 
-    rating_weight: float = 0.8
+    rating_weight: float = 1.5
     word_weight: float = 0.0
     finished_weight: float = 0.0
 
@@ -51,7 +51,7 @@ class Settings:
     """The whole preparation."""
 
     reviews: ReviewsSettings = field(default_factory=ReviewsSettings)
-    raters: RaterSettings = RaterSettings(word_weight=0.06)  # as people who compare texts do, they take the longer one
-    careful_raters: RaterSettings = RaterSettings(finished_weight=1.5)
+    raters: RaterSettings = RaterSettings(word_weight=0.03)  # as people who compare texts do, they take the longer one
+    careful_raters: RaterSettings = RaterSettings(finished_weight=4.0)
     pairs: PairSettings = field(default_factory=PairSettings)
     preference: PreferenceSettings = field(default_factory=PreferenceSettings)

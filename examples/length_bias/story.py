@@ -13,7 +13,7 @@ from typing import Any
 from examples.reviews.figures import Promise
 from ppo_core.diagnostics.bands import KL_FLOOR
 
-STORY = "length_hacking"
+RULE = "story:length_hacking"
 # Iterations of which a mean is taken: single ones are noisy.
 AROUND = 5
 KL_WITHIN = 40
@@ -52,7 +52,7 @@ def parts(events: Iterable[Mapping[str, Any]]) -> dict[int, Part]:
         part = found.setdefault(event["segment"], Part())
         if event["type"] == "metrics":
             part.metrics[event["iteration"]] = event["payload"]
-        elif event["payload"]["rule"] == f"story:{STORY}" and event["payload"]["status"] == "open":
+        elif event["payload"]["rule"] == RULE and event["payload"]["status"] == "raised":
             part.raised_at = part.raised_at or event["iteration"]
     return found
 
@@ -96,7 +96,11 @@ def going_right(part: Part, first: Part, start: int) -> list[Promise]:
     ended = part.mean("response/eos_rate") - first.mean("response/eos_rate", start)
     return [
         Promise(
-            "judge's win rate against the start", "interval > 0.5", low, low > 0.5, f"{rate:.2f} ({low:.2f} to {high:.2f})"
+            "judge's win rate against the start",
+            "interval > 0.5",
+            low,
+            low > 0.5,
+            f"{rate:.2f} ({low:.2f} to {high:.2f})",
         ),
         Promise("length, share of the start's", "≤ 1.5", longer, longer <= 1.5, f"{longer:.2f}"),
         Promise("EOS rate, change", "≥ -0.05", ended, ended >= -0.05, f"{ended:+.2f}"),
@@ -104,7 +108,7 @@ def going_right(part: Part, first: Part, start: int) -> list[Promise]:
 
 
 def fastest_growth(series: Sequence[tuple[int, float]]) -> float:
-    """By which factor KL grew most within `KL_WITHIN` iterations; below a few nats it says nothing and counts as those."""
+    """By which factor KL grew most within `KL_WITHIN` iterations. Below a few nats it says nothing and counts as those."""
     return max(
         later / max(earlier, KL_FLOOR)
         for number, (then, earlier) in enumerate(series)
