@@ -12,7 +12,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +30,9 @@ from ppo.local.processes import StackError
 from ppo.local.stack import DEFAULT_PORT, Stack
 from ppo.local.up import Asked, ending_on_signals, make_stack
 from ppo.spec_file import read_spec_file
-from ppo.wire import Event
+from ppo.wire import Event, Suggestion
 from ppo_core.spec import SpecFaults
+from ppo_core.spec.loading import parse_spec
 
 HERE = Path(__file__).parent
 OUT = HERE / "story"
@@ -42,9 +43,13 @@ class Broken(Exception):
     """The story came to an end too early; the message says why."""
 
 
-def tell(client: Client, changes: list[str]) -> tuple[list[Event], dict[str, Any]]:
-    """Both parts of the story on a platform that runs; returns all events, and the suggestion that was followed."""
-    run = client.submit(read_spec_file(HERE / "spec.yaml", changes))
+def tell(client: Client, spec: str | Mapping[str, Any]) -> tuple[list[Event], Suggestion]:
+    """Both parts of the story on a platform that runs; returns all events, and the suggestion that was followed.
+
+    Raises:
+        Broken: the run did not stop itself, nobody said why, or it could not go on.
+    """
+    run = client.submit(spec)
     show.line(f"submitted {run['name']}: {run['id']}")
     events = list(shown(client, run["id"], 0))
     ended = client.run(run["id"])
@@ -68,7 +73,7 @@ def tell(client: Client, changes: list[str]) -> tuple[list[Event], dict[str, Any
     show.line(f"{ended['state']} ({ended['reason_code']})")
     if ended["state"] != "succeeded":
         raise Broken(f"after the roll back the run is {ended['state']} ({ended['reason_code']})")
-    return events, dict(suggestion)
+    return events, suggestion
 
 
 def shown(client: Client, run_id: str, after: int) -> Iterator[Event]:
@@ -93,15 +98,16 @@ def table(promises: list[Promise]) -> str:
 def play(stack: Stack, seed: int, changes: list[str], out: Path) -> list[Promise]:
     """Tell the story, keep what was told, and return what became of its promises."""
     began = time.monotonic()
+    spec = read_spec_file(HERE / "spec.yaml", [f"seed={seed}", *changes])
     with Client(stack.url, stack.admin_key) as client:
-        events, suggestion = tell(client, [f"seed={seed}", *changes])
+        events, suggestion = tell(client, spec)
     out.mkdir(parents=True, exist_ok=True)
     kept = [event for event in events if event["type"] in ("metrics", "alert", "state")]
     document = {"seconds": round(time.monotonic() - began), "suggestion": suggestion, "events": kept}
     (out / f"seed-{seed}.json").write_text(json.dumps(document))
     first, second = (part for _, part in sorted(parts(events).items()))
-    start = read_spec_file(HERE / "spec.yaml", changes)["update"]["critic_warmup_iterations"]
-    promises = [*going_wrong(first, start), *going_right(second, first, start)]
+    warmed_up = parse_spec(spec).update.critic_warmup_iterations
+    promises = [*going_wrong(first, warmed_up), *going_right(second, first, warmed_up)]
     show.line(f"{time.monotonic() - began:.0f} s")
     show.line(table(promises))
     return promises

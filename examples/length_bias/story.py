@@ -108,7 +108,7 @@ def going_right(part: Part, first: Part, start: int) -> list[Promise]:
 
 
 def fastest_growth(series: Sequence[tuple[int, float]]) -> float:
-    """By which factor KL grew most within `KL_WITHIN` iterations. Below a few nats it says nothing and counts as those."""
+    """By which factor KL grew most within `KL_WITHIN` iterations; what is below a few nats counts as those few."""
     return max(
         later / max(earlier, KL_FLOOR)
         for number, (then, earlier) in enumerate(series)
