@@ -2,8 +2,11 @@
 
 It prepares the models, starts the platform, submits the run, and watches the score climb while the answers get worse,
 until the judge's gate stops it. Then it takes checkpoint and settings of the alert's suggestion as they are, has the
-run go back, and sees what becomes of it. It ends with a table of what was promised and what was seen, keeps all that
-the platform told in OUT/seed-N.json, and leaves with 1 where a promise was broken.
+run go back, and sees what becomes of it. It ends with a table of what was promised and what was seen, keeps what the
+platform told in OUT/story-SEED.json, and leaves with 1 where a promise was broken.
+
+`python -m examples.length_bias twin` has a judge who wants long answers, `… controlled` the reward model without the
+bias: neither run is stopped.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from typing import Any
 from rich.console import Console
 
 from examples.length_bias.prepare import DEFAULT_OUT, prepare
-from examples.length_bias.story import RULE, going_right, going_wrong, parts
+from examples.length_bias.story import RULE, going_right, going_wrong, parts, staying_well, wanting_length
 from examples.reviews.corpus import CorpusError
 from examples.reviews.download import DownloadError
 from examples.reviews.figures import Promise
@@ -35,12 +38,25 @@ from ppo_core.spec import SpecFaults
 from ppo_core.spec.loading import parse_spec
 
 HERE = Path(__file__).parent
-OUT = HERE / "story"
+OUT = HERE / "told"
+TALES = {
+    "story": (),
+    "twin": ("gate.judge.model=prepared/fond_judge_model",),
+    "controlled": ("reward.sources.0.model=prepared/controlled_reward_model",),
+}
 SHOWN = ("reward/score_mean", "response/length_mean", "response/eos_rate", "kl/ref_sequence", "judge/win_rate_vs_start")
 
 
 class Broken(Exception):
     """The story came to an end too early; the message says why."""
+
+
+def train(client: Client, spec: str | Mapping[str, Any]) -> tuple[str, list[Event], str]:
+    """Submit a run and show it until its end; its id, its events, and how it ended."""
+    run = client.submit(spec)
+    show.line(f"submitted {run['name']}: {run['id']}")
+    events = list(shown(client, run["id"], 0))
+    return run["id"], events, ending(client, run["id"])
 
 
 def tell(client: Client, spec: str | Mapping[str, Any]) -> tuple[list[Event], Suggestion]:
@@ -49,14 +65,10 @@ def tell(client: Client, spec: str | Mapping[str, Any]) -> tuple[list[Event], Su
     Raises:
         Broken: the run did not stop itself, nobody said why, or it could not go on.
     """
-    run = client.submit(spec)
-    show.line(f"submitted {run['name']}: {run['id']}")
-    events = list(shown(client, run["id"], 0))
-    ended = client.run(run["id"])
-    show.line(f"{ended['state']} ({ended['reason_code']}): {ended['reason_detail']}")
-    if (ended["state"], ended["reason_code"]) != ("stopped", "gate"):
-        raise Broken(f"the run is {ended['state']} ({ended['reason_code']}), not stopped by its gate")
-    found = [alert for alert in client.alerts.list(run_id=run["id"]) if alert["rule"] == RULE]
+    run_id, events, end = train(client, spec)
+    if end != "stopped (gate)":
+        raise Broken(f"the run is {end}, not stopped by its gate")
+    found = [alert for alert in client.alerts.list(run_id=run_id) if alert["rule"] == RULE]
     if not found:
         raise Broken("nobody told that the reward was hacked by length")
     alert = client.alerts.get(found[0]["id"])
@@ -66,13 +78,12 @@ def tell(client: Client, spec: str | Mapping[str, Any]) -> tuple[list[Event], Su
         raise Broken("the alert has no checkpoint to go back to")
     wish = suggestion["rollback"]
     show.line(f"going back to iteration {suggestion['iteration']} with {wish['set']}")
-    client.rollback(run["id"], wish["checkpoint"], settings=wish["set"], reason=wish["reason"])
-    client.wait(run["id"], until=lambda now: now["state"] not in ("stopped",))
-    events += shown(client, run["id"], events[-1]["seq"])
-    ended = client.run(run["id"])
-    show.line(f"{ended['state']} ({ended['reason_code']})")
-    if ended["state"] != "succeeded":
-        raise Broken(f"after the roll back the run is {ended['state']} ({ended['reason_code']})")
+    client.rollback(run_id, wish["checkpoint"], settings=wish["set"], reason=wish["reason"])
+    client.wait(run_id, until=lambda now: now["state"] != "stopped")
+    events += shown(client, run_id, events[-1]["seq"])
+    end = ending(client, run_id)
+    if end != "succeeded (goal)":
+        raise Broken(f"after the roll back the run is {end}")
     return events, suggestion
 
 
@@ -88,6 +99,14 @@ def shown(client: Client, run_id: str, after: int) -> Iterator[Event]:
             show.line(f"  alert, {payload['status']}: {payload['title']}")
 
 
+def ending(client: Client, run_id: str) -> str:
+    """State and reason of a run that has ended."""
+    run = client.run(run_id)
+    end = f"{run['state']} ({run['reason_code']})"
+    show.line(f"{end}: {run['reason_detail']}" if run["reason_detail"] else end)
+    return end
+
+
 def table(promises: list[Promise]) -> str:
     """Markdown."""
     lines = ["| | promised | seen |", "|---|---|---|"]
@@ -95,20 +114,33 @@ def table(promises: list[Promise]) -> str:
     return "\n".join(lines)
 
 
-def play(stack: Stack, seed: int, changes: list[str], out: Path) -> list[Promise]:
-    """Tell the story, keep what was told, and return what became of its promises."""
+def play(stack: Stack, tale: str, spec: Mapping[str, Any], kept: Path) -> list[Promise]:
+    """Have a tale told, keep what was told, and return what became of its promises."""
     began = time.monotonic()
-    spec = read_spec_file(HERE / "spec.yaml", [f"seed={seed}", *changes])
-    with Client(stack.url, stack.admin_key) as client:
-        events, suggestion = tell(client, spec)
-    out.mkdir(parents=True, exist_ok=True)
-    kept = [event for event in events if event["type"] in ("metrics", "alert", "state")]
-    document = {"seconds": round(time.monotonic() - began), "suggestion": suggestion, "events": kept}
-    (out / f"seed-{seed}.json").write_text(json.dumps(document))
-    first, second = (part for _, part in sorted(parts(events).items()))
     warmed_up = parse_spec(spec).update.critic_warmup_iterations
-    promises = [*going_wrong(first, warmed_up), *going_right(second, first, warmed_up)]
-    show.line(f"{time.monotonic() - began:.0f} s")
+    suggestion = None
+    with Client(stack.url, stack.admin_key) as client:
+        if tale == "story":
+            events, suggestion = tell(client, spec)
+        else:
+            _, events, end = train(client, spec)
+            if end != "succeeded (goal)":
+                raise Broken(f"the run is {end}")
+    found = [part for _, part in sorted(parts(events).items())]
+    if tale == "story":
+        promises = [*going_wrong(found[0], warmed_up), *going_right(found[1], found[0], warmed_up)]
+    elif tale == "twin":
+        promises = wanting_length(found[0], warmed_up)
+    else:
+        promises = staying_well(found[0], warmed_up)
+    document = {
+        "seconds": round(time.monotonic() - began),
+        "suggestion": suggestion,
+        "events": [event for event in events if event["type"] in ("metrics", "alert", "gate", "state")],
+    }
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    kept.write_text(json.dumps(document))
+    show.line(f"{document['seconds']} s")
     show.line(table(promises))
     return promises
 
@@ -116,18 +148,20 @@ def play(stack: Stack, seed: int, changes: list[str], out: Path) -> list[Promise
 def main() -> int:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m examples.length_bias", description="Tell the example's story.")
+    parser.add_argument("tale", nargs="?", choices=list(TALES), default="story")
     parser.add_argument("--data", type=Path, default=HERE / "data", help="data folder of the platform")
     parser.add_argument("--port", type=int, default=DEFAULT_PORT, help="port; when taken, the next free one")
     parser.add_argument("--out", type=Path, default=OUT, help="where what was told is kept")
     parser.add_argument("--seed", type=int, default=1, help="of the run")
     parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="change a field of the spec")
-    arguments = parser.parse_args()
-    stack = make_stack(arguments.data, arguments.port, [HERE], show.line)
+    asked = parser.parse_args()
+    stack = make_stack(asked.data, asked.port, [HERE], show.line)
     with ending_on_signals(stack):
         try:
             prepare(DEFAULT_OUT, REVIEWS_OUT / "cache", Console())
+            spec = read_spec_file(HERE / "spec.yaml", [*TALES[asked.tale], f"seed={asked.seed}", *asked.set])
             with stack:
-                promises = play(stack, arguments.seed, arguments.set, arguments.out)
+                promises = play(stack, asked.tale, spec, asked.out / f"{asked.tale}-{asked.seed}.json")
         except Asked:
             return 130
         except (Broken, DownloadError, CorpusError, StackError, SpecFaults, RequestError, ClientError) as error:

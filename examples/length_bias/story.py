@@ -90,18 +90,38 @@ def going_wrong(part: Part, start: int) -> list[Promise]:
 
 def going_right(part: Part, first: Part, start: int) -> list[Promise]:
     """The part after the roll back: what the judge thinks, and whether answers are as they were."""
-    low = part.latest("judge/win_rate_vs_start_low")
-    rate, high = part.latest("judge/win_rate_vs_start"), part.latest("judge/win_rate_vs_start_high")
+    return [judged_better(part), *as_before(part, first, start)]
+
+
+def staying_well(part: Part, start: int) -> list[Promise]:
+    """A run that nobody has to stop."""
+    told = "not told" if part.raised_at is None else f"at iteration {part.raised_at}"
+    quiet = Promise("story", "not told", 0.0, part.raised_at is None, told)
+    return [quiet, *going_right(part, part, start)]
+
+
+def wanting_length(part: Part, start: int) -> list[Promise]:
+    """The twin: answers grow as much, and a judge who wants that is content."""
+    longer = part.mean("response/length_mean") / part.mean("response/length_mean", start)
+    return [
+        Promise("length, share of the start's", "≥ 1.8", longer, longer >= 1.8, f"{longer:.2f}"),
+        judged_better(part),
+    ]
+
+
+def judged_better(part: Part) -> Promise:
+    """Whether the last gate's interval against the starting policy lies above one half."""
+    name = "judge/win_rate_vs_start"
+    rate, low, high = (part.latest(name + end) for end in ("", "_low", "_high"))
+    shown = f"{rate:.2f} ({low:.2f} to {high:.2f})"
+    return Promise("judge's win rate against the start", "interval > 0.5", low, low > 0.5, shown)
+
+
+def as_before(part: Part, first: Part, start: int) -> list[Promise]:
+    """Whether length and EOS rate are in the bands of the registry around those of the start."""
     longer = part.mean("response/length_mean") / first.mean("response/length_mean", start)
     ended = part.mean("response/eos_rate") - first.mean("response/eos_rate", start)
     return [
-        Promise(
-            "judge's win rate against the start",
-            "interval > 0.5",
-            low,
-            low > 0.5,
-            f"{rate:.2f} ({low:.2f} to {high:.2f})",
-        ),
         Promise("length, share of the start's", "≤ 1.5", longer, longer <= 1.5, f"{longer:.2f}"),
         Promise("EOS rate, change", "≥ -0.05", ended, ended >= -0.05, f"{ended:+.2f}"),
     ]
