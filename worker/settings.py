@@ -64,9 +64,8 @@ class WorkerSettings(BaseSettings):
     @field_validator("trainer_command")
     @classmethod
     def _is_a_command_line(cls, value: str | None) -> str | None:
-        if value is not None and not shlex.split(value):
-            raise ValueError("it is empty; leave it out for the trainer that comes with this")
-        return value
+        """Empty, as files of settings have what is not set, it replaces nothing."""
+        return value if value is not None and shlex.split(value) else None
 
     @field_validator("webhook_hosts", mode="before")
     @classmethod
