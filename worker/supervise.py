@@ -359,6 +359,8 @@ class Supervisor:
             return status
         except LeaseLost as lost:
             log.warning("the outcome no longer counts: %s", lost)
+            if attempt is not None:
+                self._tell_the_last(attempt)
             return 3
 
     def _deliver_rest(self, attempt: Attempt) -> None:

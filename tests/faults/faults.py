@@ -131,11 +131,18 @@ def cut_off_supervisor(stage: Stage, run_ids: Sequence[str]) -> Iterator[list[st
         for run_id in run_ids:
             stage.platform.wait(run_id, lambda run: run.attempt == 2 and run.state != "starting", 90)
             stage.platform.release(run_id)
+        for run_id in run_ids:
+            if stage.phase_of.get(run_id) == "saving":  # its trainer, which is not frozen, is to reach its goal before
+                wait_until(functools.partial(_told_its_end, stage, run_id), 60)
         for supervisor in supervisors:
             os.kill(supervisor, signal.SIGCONT)
         yield []
     stage.start_worker()
     stage.start_reconciler()
+
+
+def _told_its_end(stage: Stage, run_id: str) -> bool:
+    return any(segment == 1 and event.type == "end" for segment, event in stage.platform.journal(run_id))
 
 
 @contextmanager

@@ -67,4 +67,4 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 @pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault.real], ids=lambda fault: fault.name)
 def test_the_real_trainer(real_stage: Stage, fault: Fault, toy: dict[str, Any]) -> None:
     if unseen_phases(fault, "real", 1):
-        _check(play_real(real_stage, fault, toy | {"iterations": 400 if fault.deadline_s > 120 else 60}), 1)
+        _check(play_real(real_stage, fault, toy | {"iterations": 2000 if fault.deadline_s > 120 else 60}), 1)
