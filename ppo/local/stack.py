@@ -224,6 +224,8 @@ class Stack:
     def stop(self) -> None:
         """Stop everything that was started; safe to call at any point and twice. `hurry` ends all waiting."""
         self.stopping = True
+        if self.home is None:  # nothing was started, and what runs on the folder is another platform's
+            return
         self.keeper.release()
         self._stop_child(self.worker, WORKER_GRACE_S, "worker: runs save and go back to the queue")
         self._end_supervisors()
@@ -236,8 +238,8 @@ class Stack:
         self.keeper.join()
         if self._listener is not None:
             self._listener.close()
-        if self.home is not None:
-            self.home.close()
+        self.home.close()
+        self.home = None
 
     def _stop_child(self, child: Child | None, grace_s: float, line: str | None) -> None:
         if child is None or not child.alive:
@@ -275,7 +277,8 @@ class Stack:
                 process.kill()  # its trainer dies with it
         psutil.wait_procs(left, timeout=5)
         if left:
-            self._report(f"{len(left)} runs did not save in time; they go on from their last checkpoint")
+            runs = "1 run" if len(left) == 1 else f"{len(left)} runs"
+            self._report(f"{runs} did not save in time: back to the last checkpoint at the next start")
 
     @contextlib.contextmanager
     def _step(self, what: str) -> Iterator[None]:

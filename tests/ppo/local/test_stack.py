@@ -19,6 +19,7 @@ import pytest
 from ppo.client import Client
 from ppo.local.compare import compare_metrics
 from ppo.local.demo import demo
+from ppo.local.processes import StackError
 from ppo.local.stack import Stack
 from store.session import make_engine, session_factory
 from tests.ppo.local.conftest import TRAINER, ppo, wait_for
@@ -69,6 +70,26 @@ def test_a_login_link_signs_in_once(stack: Stack) -> None:
     assert login[0].status_code == 200
     assert login[0].json()["role"] == "admin"
     assert login[1].status_code == 401
+
+
+def test_a_second_platform_on_the_folder_is_refused_and_touches_no_run(
+    stack: Stack, client: Client, access: dict[str, str], write_spec: WriteSpec
+) -> None:
+    run = json.loads(ppo("submit", write_spec(100_000), "--json", env=access).stdout)
+    wait_for(lambda: client.run(run["id"])["iteration"] > 1)
+    supervisors = [process.pid for process in stack._ours("worker.supervise")]
+    assert supervisors
+    said: list[str] = []
+    second = Stack(stack.data, port=0, report=said.append)
+    with pytest.raises(StackError, match="a platform already runs on"), second:
+        pass
+    second.stop()
+    assert said == []
+    assert [process.pid for process in stack._ours("worker.supervise")] == supervisors
+    reached = client.run(run["id"])["iteration"]
+    wait_for(lambda: client.run(run["id"])["iteration"] > reached)
+    assert client.run(run["id"])["attempt"] == 1
+    assert ppo("stop", run["id"], "--wait", env=access).returncode == 3
 
 
 def test_no_secret_is_on_a_command_line_or_in_a_log(stack: Stack) -> None:
