@@ -385,7 +385,13 @@ class ResourcesConfig(Group):
     """What the run occupies."""
 
     gpus: int = setting(0, "rollback", "GPUs that the run owns; 0 runs on the CPU.", ge=0, le=1024)
-    priority: int = setting(0, "rollback", "Higher is claimed first.", ge=-100, le=100)
+    priority: int = setting(
+        0,
+        "rollback",
+        "Higher is claimed first. `ppo edit` and the API change it at any time.",
+        ge=-100,
+        le=100,
+    )
     max_hours: float | None = setting(
         None, "rollback", "The run stops with a checkpoint after this time.", gt=0, le=8760
     )

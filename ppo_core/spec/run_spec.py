@@ -31,7 +31,7 @@ class RunSpec(Group):
     name: str = setting(
         ...,
         "never",
-        "A label for people; it is never used as a path.",
+        "A label for people; it is never used as a path. `ppo edit` and the API rename a run at any time.",
         min_length=1,
         max_length=128,
         pattern=r"^[^\x00-\x1f\x7f]+$",
