@@ -58,10 +58,10 @@ def table(outcomes: Sequence[dict[str, Any]]) -> str:
     return "\n".join([BEGIN, head, "|---|---|---|---|---|---|---|", *_rows(outcomes), END])
 
 
-def on_page(page: str, made: str) -> str:
-    """The page with this table in place of the one it has."""
-    before, _, rest = page.partition(BEGIN)
-    _, _, after = rest.partition(END)
+def on_page(page: str, made: str, begin: str = BEGIN, end: str = END) -> str:
+    """The page with this table in place of the one it has between these lines."""
+    before, _, rest = page.partition(begin)
+    _, _, after = rest.partition(end)
     return before + made + after
 
 

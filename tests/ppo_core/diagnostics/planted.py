@@ -16,13 +16,11 @@ import torch
 from torch import Tensor
 
 import ppo_core.iteration
-from ppo_core.main import run_segment
 from ppo_core.rollout.engine import Response, SyncReport
 from ppo_core.rollout.transformers_engine import TransformersEngine
 from ppo_core.rollout.weights import weights_digest
-from ppo_core.rundir import SegmentDir
 from ppo_core.scoring.combine import Reward
-from tests.ppo_core.toy_run import make_toy, toy_segment
+from tests.ppo_core.toy_run import make_toy
 
 LETTERS = "aeiou"
 Change = Callable[[Any], None]
@@ -87,20 +85,32 @@ def keyword_spec(folder: Path, seed: int, iterations: int, settings: dict[str, d
     return spec | {"seed": seed, "iterations": iterations}
 
 
-def run_planted(folder: Path, planted: Planted, seed: int = 1, iterations: int = 60) -> SegmentDir:
-    """Run the toy with a fault in it, to its end."""
-    segment = toy_segment(folder / "run", keyword_spec(folder, seed, iterations, planted.settings))
+def plant(planted: Planted) -> Change:
+    """What is done to a loaded trainer: its reward, and the fault. It stays in the process that it was done in."""
 
     def change(trainer: Any) -> None:
         trainer.models = replace(trainer.models, reward=Reward(((planted.reward, 1.0),), 0.1))
         planted.change(trainer)
 
-    with_forward = ppo_core.iteration.forward_policy
-    try:
-        run_segment(segment, token=0, attempt=1, change=change)
-    finally:
-        ppo_core.iteration.forward_policy = with_forward
-    return segment
+    return change
+
+
+def out_of_memory_from(iteration: int, rows: int) -> Change:
+    """From an iteration on no more than so many rows are generated at once."""
+
+    def change(trainer: Any) -> None:
+        engine = trainer.models.engine
+        generate = engine._generate
+
+        def crowded(prompt_ids: list[list[int]], *more: Any) -> list[Response]:
+            if trainer.control.iteration >= iteration and len(prompt_ids) > rows:
+                raise torch.OutOfMemoryError
+            found: list[Response] = generate(prompt_ids, *more)
+            return found
+
+        engine._generate = crowded
+
+    return change
 
 
 def dead_critic(trainer: Any) -> None:
@@ -185,7 +195,7 @@ FAULTS: dict[str, Planted] = {
     "off_by_one": Planted(change=off_by_one),
     "engine_logprobs": Planted(change=engine_logprobs),
     "weights_out_of_sync": Planted(change=stale_weights),
-    "padding_in_means": Planted(change=padding_in_means),
+    "padding_in_averages": Planted(change=padding_in_means),
     "length_hacking": Planted(
         {
             "kl": {"coef": 0.01},
@@ -197,4 +207,5 @@ FAULTS: dict[str, Planted] = {
     ),
     "reward_hacking": Planted({"kl": {"coef": 0.0}, "update": {"learning_rate": 5e-3}}, reward=ShareOfVowels()),
     "generation_cut_off": Planted(change=cut_off_from(25)),
+    "out_of_memory_in_generation": Planted(change=out_of_memory_from(25, rows=20)),
 }
