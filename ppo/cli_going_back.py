@@ -86,13 +86,13 @@ def fork(
 
 
 def resume(run: RunId, json: Json = False) -> None:
-    """Queue a paused or stopped run again; it goes on from its newest good checkpoint."""
+    """Queue a paused or stopped run again, from its newest good checkpoint; from the beginning without one."""
     with platform(json) as (client, _):
         _tell(client, client.resume(find_run(client, run)["id"]), False, None, json)
 
 
 def retry(run: RunId, json: Json = False) -> None:
-    """Queue a failed or cancelled run again; it goes on from its newest good checkpoint."""
+    """Queue a failed or cancelled run again, from its newest good checkpoint; from the beginning without one."""
     with platform(json) as (client, _):
         _tell(client, client.retry(find_run(client, run)["id"]), False, None, json)
 

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from store.events import append_event
 from store.ids import new_id
-from store.models import Checkpoint, Command, Segment
+from store.models import Checkpoint, Command, Run, Segment
 from store.runs import locked_run
 
 MOST_NAMED = 5  # of those that start from one checkpoint; a sentence has to stay one
@@ -70,6 +70,18 @@ def present_checkpoints(session: Session, run_id: str) -> list[Checkpoint]:
     """The run's checkpoints that nobody removed, oldest first."""
     statement = select(Checkpoint).where(Checkpoint.run_id == run_id, Checkpoint.status != "removed")
     return list(session.scalars(statement.order_by(Checkpoint.segment, Checkpoint.iteration)))
+
+
+def starts_from_checkpoint(session: Session, run: Run) -> bool:
+    """Whether the run's next start goes on from a checkpoint: its active segment holds one, or began from one."""
+    number = run.active_segment
+    began_from = session.scalar(
+        select(Segment.start_checkpoint).where(Segment.run_id == run.id, Segment.number == number)
+    )
+    own = select(Checkpoint.id).where(
+        Checkpoint.run_id == run.id, Checkpoint.segment == number, Checkpoint.status == "good"
+    )
+    return began_from is not None or session.scalar(own.limit(1)) is not None
 
 
 def starting_points(session: Session, run_id: str) -> dict[str, str]:

@@ -16,6 +16,7 @@ from sqlalchemy import and_, func, not_, select, text, update
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
+from store.checkpoints import starts_from_checkpoint
 from store.events import append_event
 from store.ids import new_id
 from store.leases import end_stuck_sessions
@@ -142,7 +143,9 @@ def _locked_for_kill(session: Session, run_id: str) -> Run:
 
 
 def request_requeue(session: Session, run_id: str, kind: str, requested_by: str | None) -> Command:
-    """Put a run back into the queue that goes on from its newest checkpoint: `resume` or `retry`. Done at once.
+    """Put a run back into the queue: `resume` or `retry`. Done at once.
+
+    It goes on from its newest checkpoint; one that has none starts from the beginning.
 
     Raises:
         RunNotFound
@@ -158,7 +161,9 @@ def request_requeue(session: Session, run_id: str, kind: str, requested_by: str 
         session, run_id, "queued", actor=requested_by, reason_code=kind, queued_at=func.now(),
         not_before=None, infrastructure_failures=0,
     )  # fmt: skip
-    mark_finished(session, command.id, "done", f"it was {before} and is queued; it goes on from its newest checkpoint")
+    goes_on = starts_from_checkpoint(session, run)
+    then = "goes on from its newest checkpoint" if goes_on else "has no checkpoint and starts from the beginning"
+    mark_finished(session, command.id, "done", f"it was {before} and is queued; it {then}")
     session.refresh(command)
     return command
 

@@ -15,6 +15,7 @@ from sqlalchemy import and_, or_, select, tuple_
 from sqlalchemy.orm import Session
 
 from store.alerts import NO_ALERTS, OpenCounts, open_counts
+from store.checkpoints import starts_from_checkpoint
 from store.events import RunNotFound
 from store.models import (
     Checkpoint,
@@ -116,35 +117,36 @@ def _reason(session: Session, run: Run, health: Health, now: datetime) -> tuple[
 
 
 def _health_reason(session: Session, run: Run, health: Health, now: datetime) -> tuple[str | None, str, str]:
+    origin = "from its last checkpoint" if starts_from_checkpoint(session, run) else "from the beginning"
     if health == "unreachable":
         since = _seconds(run.lease_expires_at, now)
         return (
             "unreachable",
             f"No sign of life from its worker for {since} s longer than allowed.",
-            "It goes on from its last checkpoint by itself once the loss is certain; see whether the worker's machine "
-            "is up.",
+            f"It goes on {origin} by itself once the loss is certain; see whether the worker's machine is up.",
         )
     if health == "late":
         since = _seconds(run.progress_deadline_at, now)
         return (
             "late",
             f"The trainer announced progress and is {since} s late with it.",
-            "Look at the run's log. If the trainer stays silent it is ended and restarted from its last checkpoint.",
+            f"Look at the run's log. If the trainer stays silent it is ended and restarted {origin}.",
         )
     if run.state == "recovering":
         return (
             "recovering",
             "Its trainer or worker was lost.",
-            "Nothing needs doing: it goes on from its last checkpoint once no process of it is left.",
+            f"Nothing needs doing: it goes on {origin} once no process of it is left.",
         )
     lost = _last_loss(session, run.id)
     times = "once" if run.infrastructure_failures == 1 else f"{run.infrastructure_failures} times"
     return (
         str(lost["reason_code"]) if lost.get("reason_code") else "restarted",
-        f"Was lost {times} and restarted from its last checkpoint"
+        f"Was lost {times} and restarted {origin}"
         + (f"; last: {lost['reason_detail']}" if lost.get("reason_detail") else "")
         + ".",
-        "Nothing needs doing while it goes on; the log of the attempt before shows what happened.",
+        "Nothing needs doing while it goes on. `ppo logs RUN --supervisor` shows what ended the attempt before; that "
+        "attempt's own log shows what it did last.",
     )
 
 

@@ -210,7 +210,12 @@ def test_health_is_derived_from_two_clocks(columns: dict[str, Any], health: str)
     [
         ({"lease_expires_at": datetime(2020, 1, 1, tzinfo=UTC)}, "unreachable", "unreachable", "No sign of life"),
         ({"progress_deadline_at": datetime(2020, 1, 1, tzinfo=UTC)}, "late", "late", "s late with it"),
-        ({"infrastructure_failures": 2}, "degraded", "trainer_lost", "Was lost 2 times and restarted"),
+        (
+            {"infrastructure_failures": 2},
+            "degraded",
+            "trainer_lost",
+            "Was lost 2 times and restarted from the beginning",
+        ),
     ],
 )
 def test_bad_health_is_explained_wherever_a_run_is_read(
@@ -235,6 +240,8 @@ def test_bad_health_is_explained_wherever_a_run_is_read(
     assert (run["health"], run["reason_code"]) == (health, code)
     assert words in run["reason_detail"]
     assert run["hint"]
+    if health == "degraded":
+        assert "`ppo logs RUN --supervisor`" in run["hint"]
     listed = next(row for row in viewer.get("/v1/runs").json()["items"] if row["id"] == run_id)
     assert listed["reason_code"] == code
     assert listed["hint"] == run["hint"]

@@ -113,3 +113,16 @@ def test_severity_only_rises(session: Session, make_run: Callable[..., Run], fir
         _ask(session, run, second)
         session.refresh(opened)
         assert opened.status == wanted, second
+
+
+@pytest.mark.parametrize(
+    ("saved", "then"),
+    [(True, "goes on from its newest checkpoint"), (False, "has no checkpoint and starts from the beginning")],
+)
+def test_what_is_queued_again_says_where_it_starts(
+    session: Session, make_run: Callable[..., Run], saved: bool, then: str
+) -> None:
+    run = _in_state(session, make_run, "failed")
+    if saved:
+        _checkpoint(session, run)
+    assert _ask(session, run, "retry").detail == f"it was failed and is queued; it {then}"
