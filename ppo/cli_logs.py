@@ -39,8 +39,8 @@ def logs(
 ) -> None:
     """Print what a run's trainer printed.
 
-    With --search: byte position, a colon, and the line; exit code 1 when nothing is found. With --json: which logs
-    there are, or with --search the matches.
+    With --search: the match's byte position, a colon, and its line; exit code 1 when nothing is found. With --json:
+    which logs there are, or with --search the matches.
     """
     if search is not None and (follow or lines):
         raise typer.BadParameter("--search reads a whole log; leave out --follow and --lines")

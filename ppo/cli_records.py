@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated, Any
 
 import typer
@@ -9,6 +10,7 @@ import typer
 from ppo import show
 from ppo.cli_options import Json, RunId
 from ppo.cli_runs import platform
+from ppo.exits import Exit
 from ppo.finding import find_run
 
 
@@ -47,13 +49,23 @@ def rm(
     with platform(json) as (client, _):
         found = find_run(client, run)
         question = f"Delete {found['name']} ({found['id']}, {found['state']}) with all its checkpoints, for good?"
-        if not yes and not typer.confirm(question, err=True):
+        if not yes and not _agreed(question):
             raise typer.Abort
         client.delete_run(found["id"], version=found["version"])
         if json:
             show.as_json({"deleted": found["id"]})
         else:
             show.line(f"{found['name']} ({found['id']}) is deleted; its files go within a minute")
+
+
+def _agreed(question: str) -> bool:
+    try:
+        return typer.confirm(question, err=True)
+    except typer.Abort:
+        if sys.stdin.isatty():  # Ctrl-C, or Ctrl-D
+            raise
+        show.line("\nerror: there is no terminal to ask on; give --yes", show.err)
+        raise typer.Exit(int(Exit.USAGE)) from None
 
 
 def register(app: typer.Typer) -> None:

@@ -58,8 +58,9 @@ def enable(worker: WorkerId, json: Json = False) -> None:
 def _tell(worker: Worker, json: bool) -> None:
     if json:
         show.as_json(worker)
-    elif worker["state"] == "draining" and worker["busy_slots"]:
-        show.line(f"{worker['id']} is draining; {worker['busy_slots']} of its slots are still held: ppo workers")
+    elif worker["state"] == "draining" and (held := worker["busy_slots"]):
+        slots = "1 of its slots is" if held == 1 else f"{held} of its slots are"
+        show.line(f"{worker['id']} is draining; {slots} still held: ppo workers")
     else:
         show.line(f"{worker['id']} is {worker['state']}")
 

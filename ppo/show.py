@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -25,6 +26,7 @@ from ppo_core.spec import SpecFaults
 out = Console()
 err = Console(stderr=True)
 WIDE = 100  # columns of a terminal
+LISTINGS = {"run": "ppo ls", "worker": "ppo workers", "alert": "ppo alerts", "webhook": "ppo webhooks"}
 
 
 def line(text: str, console: Console = out) -> None:
@@ -127,7 +129,10 @@ def run_page(run: Run, url: str) -> None:
         ("page", url),
     ):
         if value:
-            line(f"  {label:<10} {value}")
+            first, *others = str(value).splitlines()
+            line(f"  {label:<10} {first}")
+            for other in others:
+                line(f"  {'':<10} {other}")
     for name in MAIN_METRICS:
         if name in run["latest"]:
             line(f"  {name:<38} {number(run['latest'][name])}")
@@ -170,14 +175,20 @@ def errors(json_wanted: bool) -> Iterator[None]:
     except RequestError as error:
         usage = isinstance(error, NotFoundError) or error.status in (400, 409, 410, 412, 413, 422)
         code = Exit.USAGE if usage else Exit.UNREACHABLE if error.status >= 500 else Exit.FAILED
-        detail = f"{error.detail} See `ppo ls`." if isinstance(error, NotFoundError) else error.detail
-        raise _leave(json_wanted, code, error.code, detail, error.errors) from error
+        raise _leave(json_wanted, code, error.code, error.detail + _where_listed(error.detail), error.errors) from error
     except AmbiguousRunError as error:
         raise _leave(json_wanted, Exit.USAGE, "ambiguous", str(error)) from error
     except NoSuchCheckpointError as error:
         raise _leave(json_wanted, Exit.USAGE, "not_found", str(error)) from error
     except ClientError as error:
         raise _leave(json_wanted, Exit.FAILED, "client", str(error)) from error
+
+
+def _where_listed(detail: str) -> str:
+    """The sentence that names the command which lists what there is, where a thing looked up by name is missing."""
+    missing = re.match(r"There is no (\w+) ['\"]", detail)
+    listing = LISTINGS.get(missing[1]) if missing else None
+    return f" See `{listing}`." if listing else ""
 
 
 def _leave(

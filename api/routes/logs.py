@@ -14,6 +14,7 @@ from api.errors import ProblemError
 from api.log_schemas import LogFile, LogMatches, LogText
 from api.logs import PIECE_BYTES, Source, find_log, list_logs, log_chunks, read_log, search_log
 from api.schemas import Page
+from ppo_core.rundir import num_ranks
 from store import run_read
 from store.models import Run
 
@@ -41,9 +42,10 @@ def read_run_log(
     ] = 0,
     limit: Annotated[int, Query(ge=1, le=PIECE_BYTES, description="Most bytes.")] = 64 * 1024,
 ) -> LogText:
-    """A piece of a log. Beyond the end the text is empty; go on from `next_offset`."""
+    """A piece of a log; go on from `next_offset`. Beyond the end, and before anything is written, the text is empty."""
     run = run_read.known_run(database, run_id)
-    return LogText.model_validate(read_log(_path(settings.data_dir, run, source, attempt, rank), offset, limit))
+    path = _path_or_none_yet(settings.data_dir, run, source, attempt, rank)
+    return LogText.model_validate(read_log(path, offset, limit))
 
 
 @router.get("/files", openapi_extra=least("viewer"))
@@ -70,9 +72,8 @@ def search_run_log(
 ) -> LogMatches:
     """Lines of a log that hold a text. One request reads a few MB at most: go on from `next_offset` up to `size`."""
     run = run_read.known_run(database, run_id)
-    return LogMatches.model_validate(
-        search_log(_path(settings.data_dir, run, source, attempt, rank), search, offset, limit)
-    )
+    path = _path_or_none_yet(settings.data_dir, run, source, attempt, rank)
+    return LogMatches.model_validate(search_log(path, search, offset, limit))
 
 
 @router.get(
@@ -94,8 +95,7 @@ def download_run_log(
     number = run.attempt if attempt is None else attempt
     path = _path(settings.data_dir, run, source, number, rank)
     if path is None:
-        what = "supervisor log" if source == "supervisor" else f"log of attempt {number}, rank {rank}"
-        raise ProblemError(404, "not_found", f"{run.name} has no {what}; see /v1/runs/{run.id}/logs/files.")
+        raise _no_log(run, source, number, rank)
     size = path.stat().st_size
     name = f"{run.id}-supervisor" if source == "supervisor" else f"{run.id}-attempt-{number}-rank-{rank}"
     headers = {"Content-Length": str(size), "Content-Disposition": f'attachment; filename="{name}.log"'}
@@ -104,3 +104,18 @@ def download_run_log(
 
 def _path(data_dir: Path, run: Run, source: Source, attempt: int | None, rank: int) -> Path | None:
     return find_log(data_dir / "runs" / run.id, source, run.attempt if attempt is None else attempt, rank)
+
+
+def _path_or_none_yet(data_dir: Path, run: Run, source: Source, attempt: int | None, rank: int) -> Path | None:
+    """The log's path; None for one that only has not been written yet. 404 for one that there cannot be."""
+    path = _path(data_dir, run, source, attempt, rank)
+    number = run.attempt if attempt is None else attempt
+    begun = number == run.attempt or 1 <= number < run.attempt
+    if path is None and source == "trainer" and not (begun and rank < num_ranks(run.spec)):
+        raise _no_log(run, source, number, rank)
+    return path
+
+
+def _no_log(run: Run, source: Source, attempt: int, rank: int) -> ProblemError:
+    what = "supervisor log" if source == "supervisor" else f"log of attempt {attempt}, rank {rank}"
+    return ProblemError(404, "not_found", f"{run.name} has no {what}; see /v1/runs/{run.id}/logs/files.")

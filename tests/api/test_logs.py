@@ -57,12 +57,29 @@ def test_a_log_is_read_by_byte_position(viewer: TestClient, log: tuple[str, Path
 
 def test_a_log_that_is_not_there_yet_is_empty(viewer: TestClient, log: tuple[str, Path]) -> None:
     run_id, _ = log
-    piece = viewer.get(f"/v1/runs/{run_id}/logs", params={"attempt": 3}).json()
+    piece = viewer.get(f"/v1/runs/{run_id}/logs").json()
     assert piece == {"text": "", "offset": 0, "next_offset": 0, "size": 0}
     assert _search(viewer, run_id, "x") == {"items": [], "offset": 0, "next_offset": 0, "size": 0}
     missing = viewer.get(f"/v1/runs/{run_id}/logs/download", params={"attempt": 3, "rank": 1})
     assert missing.status_code == 404
     assert "no log of attempt 3, rank 1" in missing.json()["detail"]
+
+
+def test_a_log_that_there_cannot_be_is_not_found(
+    viewer: TestClient, log: tuple[str, Path], sessions: sessionmaker[Session]
+) -> None:
+    run_id, _ = log
+    with sessions.begin() as session:
+        spec = {"training": {"ranks": 2}}
+        session.execute(update(Run).where(Run.id == run_id).values(attempt=2, spec=spec))
+    read, search = f"/v1/runs/{run_id}/logs", f"/v1/runs/{run_id}/logs/search"
+    for query in ({"rank": 2}, {"attempt": 3}, {"attempt": 0}, {"attempt": 1, "rank": 77}):
+        answers = [viewer.get(read, params=query), viewer.get(search, params={"search": "x", **query})]
+        assert [answer.status_code for answer in answers] == [404, 404], query
+        assert "has no log of attempt" in answers[0].json()["detail"]
+    may_come: list[dict[str, Any]] = [{}, {"attempt": 1, "rank": 1}, {"rank": 1}, {"source": "supervisor", "rank": 7}]
+    for not_yet in may_come:
+        assert viewer.get(read, params=not_yet).json()["text"] == "", not_yet
 
 
 def test_a_log_that_got_shorter_under_its_reader_reads_on_from_its_end(

@@ -72,7 +72,7 @@ def test_workers_are_listed_drained_and_enabled(sessions: sessionmaker[Session])
     assert ppo("workers", "drain", "box").stdout == "box is draining\n"
     assert json.loads(ppo("workers", "enable", "box", "--json").stdout)["state"] == "active"
     missing = ppo("workers", "drain", "nobody")
-    assert (missing.exit_code, "There is no worker 'nobody'." in missing.stderr) == (2, True)
+    assert (missing.exit_code, missing.stderr) == (2, "error: There is no worker 'nobody'. See `ppo workers`.\n")
 
 
 def test_a_log_is_printed_whole_or_its_last_lines(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,7 +82,17 @@ def test_a_log_is_printed_whole_or_its_last_lines(run: str, monkeypatch: pytest.
     assert ppo("logs", run).stdout == whole
     assert ppo("logs", run, "--lines", "5").stdout == "".join(f"line {number}\n" for number in range(5, 10))
     assert ppo("logs", run, "--lines", "99").stdout == whole
-    assert ppo("logs", run, "--rank", "1").stdout == ""
+
+
+@pytest.mark.parametrize(
+    "words", [["--rank", "3"], ["--rank", "3", "--follow"], ["--attempt", "77"], ["--attempt", "77", "--search", "x"]]
+)
+def test_a_log_that_there_cannot_be_is_told(run: str, words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli_logs, "time", SimpleNamespace(sleep=lambda _: pytest.fail("it waits")))
+    told = ppo("logs", run, *words)
+    assert (told.exit_code, told.stdout) == (2, "")
+    assert "has no log of attempt" in told.stderr
+    assert "ppo ls" not in told.stderr
 
 
 def test_a_log_is_searched(run: str) -> None:
@@ -130,6 +140,8 @@ def test_a_run_is_edited(run: str) -> None:
     )
     assert (edited["name"], edited["notes"], edited["priority"]) == (f"new {run}", "a note", 3)
     assert "  notes      a note\n" in ppo("get", run).stdout
+    ppo("edit", run, "--notes", "one\ntwo")
+    assert "  notes      one\n             two\n" in ppo("get", run).stdout
     assert json.loads(ppo("edit", run, "--notes", "", "--json").stdout)["notes"] is None
 
 
@@ -138,6 +150,8 @@ def test_a_run_is_deleted_after_a_question(run: str, sessions: sessionmaker[Sess
     assert (early.exit_code, "stop it first" in early.stderr) == (2, True)
     stop(sessions, run)
     assert ppo("rm", run, stdin="n\n").exit_code == 1
+    nobody = ppo("rm", run, stdin="")
+    assert (nobody.exit_code, "give --yes" in nobody.stderr) == (2, True)
     assert ppo("get", run).exit_code == 0
     deleted = ppo("rm", run, stdin="y\n")
     assert (deleted.exit_code, f"({run}) is deleted" in deleted.stdout) == (0, True)

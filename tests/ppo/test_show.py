@@ -10,7 +10,7 @@ import pytest
 import typer
 from rich.console import Console
 
-from ppo import show
+from ppo import cli_workers, show
 from ppo_core.spec import Fault, SpecFaults
 
 RUN: dict[str, Any] = {
@@ -90,3 +90,11 @@ def test_faults_have_the_services_heading(
     with pytest.raises(typer.Exit), show.errors(True):
         raise SpecFaults(faults)
     assert json.loads(capsys.readouterr().out)["error"]["detail"] == SpecFaults(faults).heading
+
+
+@pytest.mark.parametrize(("held", "words"), [(1, "1 of its slots is still held"), (2, "2 of its slots are still held")])
+def test_a_draining_worker_says_how_many_slots_are_held(
+    held: int, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cli_workers._tell({"id": "box", "state": "draining", "busy_slots": held}, json=False)  # type: ignore[typeddict-item]
+    assert words in capsys.readouterr().out

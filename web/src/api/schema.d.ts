@@ -706,7 +706,7 @@ export interface paths {
         };
         /**
          * Read Run Log
-         * @description A piece of a log. Beyond the end the text is empty; go on from `next_offset`.
+         * @description A piece of a log; go on from `next_offset`. Beyond the end, and before anything is written, the text is empty.
          */
         get: operations["read_run_log"];
         put?: never;
