@@ -180,7 +180,7 @@ def _with_gate(
     """The state with what its gate may still be compared with. Without that the checkpoint's policy is the start."""
     gate = gate_to_start_from(state.gate, kept_spec, spec, prompts)
     if gate is None:
-        if spec.gate.judge is not None:
+        if spec.gate.judge is not None and state.iteration:  # At 0 that policy is the start: nothing was judged.
             message = (
                 "the gate begins anew: the checkpoint holds no answers to these held-out prompts, so later ones are "
                 "compared with those of the checkpoint's policy in the starting policy's place"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import nn
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer
 
@@ -30,7 +33,8 @@ def load_policy(config: PolicyConfig, layout: RowLayout = "padded", seed: int = 
     Raises:
         DataError: the model cannot be loaded, or is of a kind that cannot be trained here.
     """
-    model = load_causal_lm(config.model, DTYPES[config.dtype])
+    with named_field("policy.model"):
+        model = load_causal_lm(config.model, DTYPES[config.dtype])
     if config.lora is not None:
         add_adapters(model, config.lora, seed)
     return PolicyModel(model, config.value_head, layout, config.gradient_checkpointing).eval()
@@ -42,7 +46,8 @@ def load_reference(config: PolicyConfig, layout: RowLayout = "padded") -> Policy
     Raises:
         DataError: as `load_policy`.
     """
-    model = load_causal_lm(config.model, DTYPES[config.dtype])
+    with named_field("policy.model"):
+        model = load_causal_lm(config.model, DTYPES[config.dtype])
     return PolicyModel(model, "separate", layout).eval().requires_grad_(False)
 
 
@@ -57,7 +62,8 @@ def load_critic(config: PolicyConfig, layout: RowLayout = "padded") -> CriticMod
     if config.value_head != "separate":
         return None
     path = config.critic_model or config.model
-    body = _load(AutoModel, "critic", path, DTYPES[config.dtype])
+    with named_field("policy.model" if config.critic_model is None else "policy.critic_model"):
+        body = _load(AutoModel, "critic", path, DTYPES[config.dtype])
     if config.critic_model is not None:
         theirs, ours = load_tokenizer(path).get_vocab(), load_tokenizer(config.model).get_vocab()
         if theirs != ours:
@@ -90,6 +96,42 @@ def load_causal_lm(path: str | Path, dtype: torch.dtype = torch.float32) -> Any:
     return _load(AutoModelForCausalLM, "causal language model", path, dtype)
 
 
+@contextlib.contextmanager
+def named_field(field: str) -> Iterator[None]:
+    """What cannot be loaded within is told with the spec's field that names it."""
+    try:
+        yield
+    except DataError as error:
+        raise DataError(f"{field}: {error}", hint=error.hint) from error
+
+
+@contextlib.contextmanager
+def whole_weights(path: str | Path) -> Iterator[None]:
+    """Weights that cannot be read within are told with their file.
+
+    Raises:
+        DataError: a file of weights is damaged.
+    """
+    try:
+        yield
+    except SafetensorError as error:
+        file = _damaged_file(Path(path)) or path
+        raise DataError(
+            f"the weights in {str(file)!r} are cut short or damaged: {_first_line(error)}",
+            hint="Put the whole file in its place, then start the run again: `ppo retry RUN`.",
+        ) from error
+
+
+def _damaged_file(folder: Path) -> Path | None:
+    for file in sorted(folder.glob("*.safetensors")):
+        try:
+            with safe_open(file, framework="pt"):
+                pass
+        except SafetensorError:
+            return file
+    return None
+
+
 def _load(kind: Any, what: str, path: str | Path, dtype: torch.dtype) -> Any:
     try:
         config = AutoConfig.from_pretrained(str(path), trust_remote_code=False)
@@ -102,6 +144,8 @@ def _load(kind: Any, what: str, path: str | Path, dtype: torch.dtype) -> Any:
                 raise
             # The family has no fused kernel; its own attention is slower and otherwise the same.
             model = _from_pretrained(kind, path, config, dtype, "eager")
+    except DataError:
+        raise
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise DataError(
             f"no {what} can be loaded from {str(path)!r}: {_first_line(error)}",
@@ -153,15 +197,16 @@ def let_every_id_learn(model: Any) -> None:
 
 
 def _from_pretrained(kind: Any, path: str | Path, config: Any, dtype: torch.dtype, attention: str) -> Any:
-    loaded: Any = kind.from_pretrained(
-        str(path),
-        config=config,
-        dtype=dtype,
-        attn_implementation=attention,
-        trust_remote_code=False,
-        use_safetensors=True,
-        output_loading_info=True,
-    )
+    with whole_weights(path):
+        loaded: Any = kind.from_pretrained(
+            str(path),
+            config=config,
+            dtype=dtype,
+            attn_implementation=attention,
+            trust_remote_code=False,
+            use_safetensors=True,
+            output_loading_info=True,
+        )
     model, report = loaded
     if report["missing_keys"]:
         # They would be filled with random numbers, and the run would train noise.

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ppo_core.errors import DataError, RewardError
+from ppo_core.models.loading import named_field
 from ppo_core.scoring.http_service import HttpService
 from ppo_core.scoring.python_function import PythonFunction
 from ppo_core.scoring.sequence_classifier import SequenceClassifier, reading_of
@@ -53,9 +54,10 @@ class Reward:
         Raises:
             DataError: a model or function cannot be used.
         """
-        sources = [
-            (load_source(source, REWARD_FUNCTIONS, config.timeout_s), source.weight) for source in config.sources
-        ]
+        sources = []
+        for index, source in enumerate(config.sources):
+            with named_field(f"reward.sources.{index}"):
+                sources.append((load_source(source, REWARD_FUNCTIONS, config.timeout_s), source.weight))
         return cls(tuple(sources), config.max_invalid_share, config.fallback)
 
     def score(
@@ -111,7 +113,8 @@ def load_judge(config: JudgeConfig, beside: Reward | None = None) -> Reward:
     Raises:
         DataError: its model or function cannot be used, or it is a function of `beside` under another name.
     """
-    source = load_source(config, JUDGE_FUNCTIONS, JUDGE_TIMEOUT_S)
+    with named_field("gate.judge"):
+        source = load_source(config, JUDGE_FUNCTIONS, JUDGE_TIMEOUT_S)
     for index, (other, _) in enumerate(beside.sources if beside is not None else ()):
         if not (isinstance(source, PythonFunction) and isinstance(other, PythonFunction)):
             continue

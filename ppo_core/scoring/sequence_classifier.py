@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from ppo_core.errors import DataError
-from ppo_core.models.loading import caps_attention_scores, load_tokenizer
+from ppo_core.models.loading import caps_attention_scores, load_tokenizer, whole_weights
 from ppo_core.scoring.source import Unusable, not_asked_to_end
 from ppo_core.spec.scorers import Scorer
 from ppo_core.spec.text_template import TextTemplate
@@ -49,15 +49,18 @@ class SequenceClassifier:
     def __init__(self, path: str | Path, timeout_s: float = 60.0, reading: Reading | None = None) -> None:
         try:
             config = AutoConfig.from_pretrained(str(path), trust_remote_code=False)
-            loaded: Any = AutoModelForSequenceClassification.from_pretrained(
-                str(path),
-                config=config,
-                attn_implementation="eager" if caps_attention_scores(config) else None,
-                dtype=torch.float32,
-                trust_remote_code=False,
-                use_safetensors=True,
-                output_loading_info=True,
-            )
+            with whole_weights(path):
+                loaded: Any = AutoModelForSequenceClassification.from_pretrained(
+                    str(path),
+                    config=config,
+                    attn_implementation="eager" if caps_attention_scores(config) else None,
+                    dtype=torch.float32,
+                    trust_remote_code=False,
+                    use_safetensors=True,
+                    output_loading_info=True,
+                )
+        except DataError:
+            raise
         except (OSError, ValueError, KeyError, RuntimeError) as error:
             raise DataError(f"no sequence classifier can be loaded from {str(path)!r}: {error}") from error
         self._model, report = loaded

@@ -30,7 +30,7 @@ from ppo_core.rundir import (
 )
 from ppo_core.training.engine import TrainEngine
 from tests.ppo_core.rollout.scripted_engine import ScriptedEngine, response
-from tests.ppo_core.toy_run import journal, make_toy, timeless, toy_segment
+from tests.ppo_core.toy_run import journal, make_toy, other_classifier, timeless, toy_segment
 
 Change = Callable[[Any], None]
 
@@ -439,3 +439,29 @@ def test_an_iteration_that_was_given_up_is_not_told_as_reached(toy: dict[str, An
 
     assert run_segment(segment, 0, 1, change=change) == ExitCode.STOPPED
     assert [event.iteration for event in journal(segment) if event.type in ("checkpoint", "end")] == [1, 1]
+
+
+def test_a_gate_that_judged_nothing_does_not_begin_anew(toy: dict[str, Any], tmp_path: Path) -> None:
+    judge = {"kind": "sequence_classifier", "model": str(other_classifier(tmp_path / "judge"))}
+    segment = toy_segment(tmp_path, changed(toy, iterations=1, gate={"every": 1, "prompts": 4, "judge": judge}))
+    send_command(segment, ControlCommand("c-1", "stop", 1))
+    assert run_segment(segment, token=1, attempt=1) == ExitCode.STOPPED
+    assert segment.checkpoint(0).exists()
+    assert run_segment(segment, token=2, attempt=2) == ExitCode.DONE
+    assert not [event for event in journal(segment, "note") if "gate" in event.payload["message"]]
+
+
+@pytest.mark.parametrize(
+    ("which", "field"), [("policy", "policy.model"), ("reward_model", "reward.sources.0"), ("judge", "gate.judge")]
+)
+def test_weights_that_are_cut_short_are_bad_data(tmp_path: Path, which: str, field: str) -> None:
+    spec = make_toy(tmp_path)
+    spec["gate"]["judge"] = {"kind": "sequence_classifier", "model": str(other_classifier(tmp_path / "judge"))}
+    file = tmp_path / which / "model.safetensors"
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    segment = toy_segment(tmp_path / "run", spec)
+    assert run_segment(segment, token=1, attempt=1) == ExitCode.DATA_OR_REWARD
+    error = journal(segment, "end")[-1].payload["error"]
+    assert error["code"] == "data"
+    assert error["message"].startswith(f"{field}: the weights in {str(file)!r} are cut short")
+    assert "ppo retry" in error["hint"]
