@@ -126,6 +126,7 @@ def run_page(run: Run, url: str) -> None:
         ("notes", run["notes"]),
         ("phase", run["phase"]),
         ("iteration", f"{run['iteration']} of {run['num_iterations']}"),
+        ("priority", str(run["priority"])),
         ("page", url),
     ):
         if value:

@@ -24,6 +24,7 @@ RUN: dict[str, Any] = {
     "hint": "Nothing needs doing while it goes on.",
     "waiting_reason": None,
     "notes": None,
+    "priority": 0,
     "iteration": 12,
     "num_iterations": 40,
     "created_at": "2026-01-02T03:04:05.678Z",
@@ -68,6 +69,7 @@ def test_a_page_of_a_run_shows_what_its_json_has_and_never_wraps(capsys: pytest.
     assert "  state      running (trainer_lost) [degraded]\n" in text
     assert f"  why        {RUN['reason_detail']}\n" in text
     assert f"  remedy     {RUN['hint']}\n" in text
+    assert "  priority   0\n" in text
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,7 @@ def test_a_run_from_the_form_to_a_checkpoint_that_loads(stack: Stack, toy: Path,
     newest = page.locator("[data-checkpoint]").first
     expect(newest).to_contain_text("good")
     expect(newest).to_have_attribute("data-checkpoint", str(iteration(page)))
-    path = stack.data / "runs" / run / newest.locator("code").first.inner_text()
+    path = stack.data / "runs" / run / str(newest.locator("code").first.get_attribute("title"))
     AutoModelForCausalLM.from_pretrained(path / "policy")
 
     assert page.evaluate("window.ran") is None
