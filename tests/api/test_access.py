@@ -61,6 +61,7 @@ TABLE = {
     ("PATCH", "/v1/webhooks/{webhook_id}"): ADMIN,
     ("DELETE", "/v1/webhooks/{webhook_id}"): ADMIN,
     ("POST", "/v1/webhooks/{webhook_id}/test"): ADMIN,
+    ("POST", "/v1/webhooks/{webhook_id}/rotate-secret"): ADMIN,
     ("GET", "/v1/webhooks/{webhook_id}/deliveries"): ADMIN,
     ("POST", "/v1/webhooks/{webhook_id}/deliveries/{delivery_id}/redeliver"): ADMIN,
     ("GET", "/v1/runs/{run_id}/events"): VIEWER,
