@@ -132,7 +132,7 @@ def cut_off_supervisor(stage: Stage, run_ids: Sequence[str]) -> Iterator[list[st
             stage.platform.wait(run_id, lambda run: run.attempt == 2 and run.state != "starting", 90)
             stage.platform.release(run_id)
         for run_id in run_ids:
-            if stage.phase_of.get(run_id) == "saving":  # its trainer, which is not frozen, is to reach its goal before
+            if stage.phase_of.get(run_id) == "iteration":  # its trainer, not frozen, is to reach its goal before
                 wait_until(functools.partial(_told_its_end, stage, run_id), 60)
         for supervisor in supervisors:
             os.kill(supervisor, signal.SIGCONT)

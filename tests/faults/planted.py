@@ -17,6 +17,7 @@ from sqlalchemy.orm import Session
 import store.leases
 import worker.delivery
 import worker.supervise
+from worker.settings import read_settings
 from ppo_core.rundir import Event
 from store.models import Segment
 from worker.attempt import Attempt
@@ -75,7 +76,7 @@ def main() -> int:
     name, run_id, token = sys.argv[1:]
     if name != "none":
         FAULTS[name]()
-    supervisor = Supervisor(worker.supervise.read_settings(), run_id, int(token))
+    supervisor = Supervisor(read_settings(), run_id, int(token))
     signal.signal(signal.SIGTERM, supervisor.drain)
     return supervisor.run()
 

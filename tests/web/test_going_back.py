@@ -97,7 +97,7 @@ def test_back_with_another_setting_and_back_again_while_it_runs(quick: Platform,
     expect(page.locator("[data-diff='kl.coef']").get_by_role("cell")).to_have_text(["0.05", "0.2"])
 
     page.get_by_role("tab", name="Checkpoints").click()
-    stopped_at = page.locator(f"[data-checkpoint='{last}']").filter(has=page.locator("code", has_text="segment-0001"))
+    stopped_at = page.locator(f"[data-checkpoint='{last}']").filter(has=page.locator("code[title^='segment-0001/']"))
     stopped_at.get_by_role("button", name="Roll back…").click()
     expect(dialog.locator("[data-change='kl.coef']").get_by_role("cell").nth(2)).to_have_text("0.05")
     dialog.get_by_role("button", name="Roll back", exact=True).click()

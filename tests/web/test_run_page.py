@@ -94,5 +94,7 @@ def test_a_run_from_the_form_to_a_checkpoint_that_loads(stack: Stack, toy: Path,
     key = {"Authorization": f"Bearer {stack.admin_key}"}
     listed = httpx.get(f"{stack.url}/v1/runs", headers=key, trust_env=False).json()["items"]
     assert [item["id"] for item in listed] == [run], "the double click made one run"
-    drawn = int(page.locator("[data-panel=reward] [data-points]").get_attribute("data-points") or 0)
-    assert drawn == iteration(page) + 1, "every iteration once, and the untrained policy's evaluation"
+    # Every iteration once, and the untrained policy's evaluation; a panel out of sight waits until it is seen.
+    drawn = page.locator("[data-panel=reward] [data-points]")
+    drawn.scroll_into_view_if_needed()
+    expect(drawn).to_have_attribute("data-points", str(iteration(page) + 1))

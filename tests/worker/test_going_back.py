@@ -315,7 +315,7 @@ def test_a_run_waits_for_a_data_folder_that_is_away(worker: Platform) -> None:
     with worker.sessions.begin() as session:
         request_requeue(session, run_id, "resume", "ada")
     log = worker.data / "worker.loop.log"
-    wait_until(lambda: "not there: nothing is started" in log.read_text(), 60)
+    wait_until(lambda: f"nothing is started: PPO_DATA_DIR {worker.data} is not there" in log.read_text(), 60)
     assert (worker.run(run_id).state, (worker.data / "runs").exists()) == ("queued", False)
     aside.rename(worker.data / "runs")
     worker.wait(run_id, lambda run: run.iteration > stood)
