@@ -2,8 +2,8 @@
 
 A segment's row remembers the last line stored and the byte after it, and is locked while lines go in; so two who
 deliver the same journal at the same time, or one who delivers it twice, change nothing. Of a segment that the run has
-left, metrics, samples and events are accepted from anybody who has the journal; of the active one only the holder of the
-lease delivers. State, commands and checkpoints are only the holder's.
+left, metrics, samples and events are accepted from anybody who has the journal; of the active one only the holder of
+the lease delivers. State, commands and checkpoints are only the holder's.
 """
 
 from __future__ import annotations

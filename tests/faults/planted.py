@@ -17,10 +17,10 @@ from sqlalchemy.orm import Session
 import store.leases
 import worker.delivery
 import worker.supervise
-from worker.settings import read_settings
 from ppo_core.rundir import Event
 from store.models import Segment
 from worker.attempt import Attempt
+from worker.settings import read_settings
 from worker.supervise import Supervisor
 
 
