@@ -66,7 +66,9 @@ def ingest(
             raise RunDirectoryError(f"{folder.journal} goes from line {number - 1} to line {event.seq}")
     if not fresh:
         return
-    locked_run(session, run_id)
+    run = locked_run(session, run_id)
+    if run.lease_token != token and run.active_segment == segment:
+        return  # Its holder writes and delivers the same journal; taken from here, what it says would not count.
     try:
         _store(session, run_id, segment, fresh, token, folder)
     except DBAPIError as error:
@@ -152,9 +154,7 @@ class _Delivery:
                     transition(self.session, self.run.id, "running", expect_token=self.token)
             case "alert":
                 self._alert(event)
-            case (
-                _
-            ):  # gate, preflight, note, end: history only; what an end means is decided once the processes are gone
+            case _:  # gate, preflight, note, end: history only; an end is judged once the processes are gone
                 self._add(event)
 
     def finish(self) -> None:

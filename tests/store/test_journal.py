@@ -289,7 +289,8 @@ def test_checkpoint_row_names_its_path_in_the_run(attempt: Attempt) -> None:
     assert attempt.events("checkpoint")[0]["id"] == row.id
 
 
-def test_stale_token_delivers_metrics_but_no_checkpoint_and_no_state(attempt: Attempt) -> None:
+def test_of_the_active_segment_only_the_holder_delivers(attempt: Attempt) -> None:
+    """What a lost holder took from a journal that the next attempt writes would be stored and not count."""
     transition(attempt.session, attempt.run.id, "recovering")
     transition(attempt.session, attempt.run.id, "queued")
     assert claim(attempt.session, "w", 20) is not None
@@ -297,9 +298,12 @@ def test_stale_token_delivers_metrics_but_no_checkpoint_and_no_state(attempt: At
     attempt.metrics(1, {"a": 1.0})
     _checkpoint(attempt, 1)
     attempt.deliver(token=1)
-    assert attempt.points("a") == [(1, 1.0)]
+    assert attempt.points("a") == []
     assert attempt.run.state == "starting"
-    assert attempt.session.scalar(select(func.count()).where(Checkpoint.run_id == attempt.run.id)) == 0
+    attempt.deliver(token=2)
+    assert attempt.points("a") == [(1, 1.0)]
+    assert (attempt.run.state, attempt.run.iteration) == ("running", 1)
+    assert attempt.session.scalar(select(func.count()).where(Checkpoint.run_id == attempt.run.id)) == 1
 
 
 def test_acks_move_the_command(attempt: Attempt) -> None:
