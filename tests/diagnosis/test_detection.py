@@ -41,13 +41,11 @@ PATIENCE_S = 7000
 
 
 @pytest.fixture(scope="module")
-def platform(postgres: Any, _template_url: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
-    url = postgres.create_database(_template_url.database)
+def platform(module_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
     settings = {"PPO_TRAINER_COMMAND": TRAINER, "OMP_NUM_THREADS": "1", "PPO_CPU_SLOTS": "2", "PPO_LEASE_S": "20"}
-    with Platform(url, tmp_path_factory.mktemp("data"), settings) as platform:
+    with Platform(module_url, tmp_path_factory.mktemp("data"), settings) as platform:
         platform.start("worker.loop")
         yield platform
-    postgres.drop_database(url)
 
 
 def play(platform: Platform, kind: str, specs: dict[int, dict[str, Any]]) -> list[Told]:
