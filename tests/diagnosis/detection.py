@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -46,7 +46,7 @@ FAULTS = (
     Planted("generation_cut_off", "answers cut after three tokens, from iteration 25 on", 40, since=25),
 )
 HEALTHY = {
-    "keyword toy": "a random policy, rewarded for a vowel",
+    "keyword toy": "a random policy, rewarded for a vowel, without a judge",
     "reviews": "`examples/reviews`",
     "reviews, separate critic": "`examples/reviews` with `policy.value_head=separate`",
 }
@@ -60,6 +60,7 @@ class Told:
     seed: int
     state: str
     iterations: int
+    gates: int  #: how often the judge was asked
     raised: tuple[tuple[str, int], ...]
 
     @property
@@ -86,22 +87,24 @@ def told_by(kind: str, seed: int, state: str, events: Iterable[Any]) -> Told:
     Args:
         events: of `ppo_core.rundir`, in order.
     """
-    metrics, raised = 0, []
+    metrics, gates, raised = 0, 0, []
     for event in events:
         if event.type == "metrics":
             metrics = max(metrics, event.iteration)
+        elif event.type == "gate":
+            gates += 1
         elif event.type == "alert" and event.payload["status"] == "raised":
             raised.append((event.payload["rule"], event.iteration))
-    return Told(kind, seed, state, metrics, tuple(raised))
+    return Told(kind, seed, state, metrics, gates, tuple(raised))
 
 
-def keep(told: Sequence[Told]) -> None:
+def keep(told: Told) -> None:
     """Add to what is kept, where it is."""
     path = os.environ.get(KEPT_IN)
     if path:
         today = datetime.now(UTC).date().isoformat()
         with open(path, "a", encoding="utf-8") as file:
-            file.writelines(json.dumps({**asdict(each), "date": today}) + "\n" for each in told)
+            file.write(json.dumps({**asdict(told), "date": today}) + "\n")
 
 
 def read_seen(path: Path = SEEN) -> list[tuple[Told, str]]:

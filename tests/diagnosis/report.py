@@ -19,7 +19,7 @@ Seen = Sequence[tuple[Told, str]]
 def table(seen: Seen) -> str:
     """Both tables, with their marker lines."""
     faults = "| fault | story | first, of seeds | by iteration | at iterations | others first | date |"
-    healthy = "| healthy run | seeds | iterations | stories | gates that tripped | alerts of bands | date |"
+    healthy = "| healthy run | seeds | iterations | stories | gates (tripped) | alerts of bands | date |"
     rows = [faults, "|---|---|---|---|---|---|---|", *(_of_fault(fault, seen) for fault in FAULTS), ""]
     rows += [healthy, "|---|---|---|---|---|---|---|", *(_of_healthy(kind, how, seen) for kind, how in HEALTHY.items())]
     return "\n".join([BEGIN, *rows, END])
@@ -39,7 +39,8 @@ def _of_healthy(kind: str, how: str, seen: Seen) -> str:
     stories = Counter(name for each in told for name, _ in each.stories)
     bands = Counter(rule.removeprefix("band:") for each in told for rule, _ in each.raised if rule.startswith("band:"))
     cells = [f"{kind}: {how}", str(len(told)), str(sum(each.iterations for each in told)), _counted(stories)]
-    cells += [str(sum(each.gate_tripped for each in told)), _counted(bands)]
+    gates = f"{sum(each.gates for each in told)} ({sum(each.gate_tripped for each in told)})"
+    cells += [gates, _counted(bands)]
     return _row(cells, kind, seen)
 
 

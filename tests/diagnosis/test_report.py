@@ -16,7 +16,7 @@ FAULT = next(fault for fault in FAULTS if fault.fault == "length_hacking")
 
 
 def told(seed: int, *raised: tuple[str, int], kind: str = "length_hacking") -> Told:
-    return Told(kind, seed, "succeeded", 60, raised)
+    return Told(kind, seed, "succeeded", 60, 1, raised)
 
 
 @pytest.mark.parametrize(
@@ -35,19 +35,21 @@ def test_only_the_first_story_counts_and_only_in_time(raised: list[tuple[str, in
 
 def test_a_journal_is_read_for_what_was_raised() -> None:
     events = [
+        SimpleNamespace(type="gate", iteration=5, payload={}),
         SimpleNamespace(type="metrics", iteration=7, payload={}),
         SimpleNamespace(type="alert", iteration=7, payload={"rule": "story:length_hacking", "status": "raised"}),
         SimpleNamespace(type="alert", iteration=9, payload={"rule": "story:length_hacking", "status": "cleared"}),
     ]
     assert told_by("length_hacking", 2, "succeeded", events) == Told(
-        "length_hacking", 2, "succeeded", 7, (("story:length_hacking", 7),)
+        "length_hacking", 2, "succeeded", 7, 1, (("story:length_hacking", 7),)
     )
 
 
 def test_what_is_kept_is_not_played_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = [told(1, ("story:length_hacking", 20)), told(3)]
     monkeypatch.setenv(detection.KEPT_IN, str(tmp_path / "seen.jsonl"))
-    keep(seen)
+    for each in seen:
+        keep(each)
     assert [each for each, _ in read_seen(tmp_path / "seen.jsonl")] == seen
     assert unseen("length_hacking") == [2, 4, 5]
     assert unseen("reviews") == [1, 2, 3, 4, 5]
@@ -59,7 +61,7 @@ def test_the_table_counts_seeds_and_names_what_came_first() -> None:
     rows = table([(each, "2026-11-30") for each in runs]).splitlines()
     (row,) = (row for row in rows if "`length_hacking`" in row)
     assert "| 1 of 3 | 40 | 20 | `kl_runaway` 1, `none` 1 | 2026-11-30 |" in row
-    assert any(row.startswith("| reviews:") and "| 1 | 60 | none | 0 | `policy/kl` 1 |" in row for row in rows)
+    assert any(row.startswith("| reviews:") and "| 1 | 60 | none | 1 (0) | `policy/kl` 1 |" in row for row in rows)
     assert sum("not yet seen" in row for row in rows) == len(FAULTS) - 1 + len(HEALTHY) - 1
 
 
