@@ -14,8 +14,8 @@ from ppo import show
 from ppo.cli_options import Json, ListsByDefault
 from ppo.cli_runs import platform
 from ppo.finding import find_run
-from ppo.run_view import number
 from ppo.wire import Alert, AlertStatus, Delivery, Webhook
+from ppo_core.rundir import number
 
 AlertId = Annotated[str, typer.Argument(metavar="ID", help="An alert's id, as `ppo alerts` shows it.")]
 WebhookId = Annotated[str, typer.Argument(metavar="ID", help="A webhook's id, as `ppo webhooks` shows it.")]

@@ -15,6 +15,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from ppo_core.rundir import alert_line, metrics_line, number
+from ppo_core.rundir import event_line as journal_line
+
 # What tells first whether a run goes well; the pages show all.
 MAIN_METRICS = (
     "reward/score_mean",
@@ -29,12 +32,6 @@ MAIN_METRICS = (
     "response/eos_rate",
     "policy/first_minibatch_ratio_max_dev",
 )
-LINE_METRICS = ("reward/score_mean", "heldout/score_mean", "kl/ref_sequence", "policy/entropy", "response/length_mean")
-
-
-def number(value: object) -> str:
-    """A metric's value for people; a dash where it is undefined."""
-    return f"{value:.4g}" if isinstance(value, int | float) else "–"
 
 
 class RunView(Protocol):
@@ -60,42 +57,16 @@ def view_for(console: Console, num_iterations: int) -> RunView:
 
 
 def event_line(type: str, payload: Mapping[str, Any]) -> str | None:
-    """A line for events that people want to read; None for the others."""
+    """A line for events that people want to read; None for the others. The api tells more of them than a journal."""
     if type == "checkpoint" and payload.get("change"):
         if payload["change"] == "removed":  # a matter of course; the run's history has it with the reason
             return None
         why = f": {payload['status_detail']}" if payload.get("status_detail") else ""
         return f"checkpoint {payload.get('path', '')} {payload['change']}{why}"
-    if type == "checkpoint":
-        return f"checkpoint {payload.get('path', '')} ({payload.get('reason', '')})"
-    if type == "alert":
-        remedy = payload.get("remedy") if payload.get("status") in ("raised", "escalated") else None
-        return alert_line(payload) + (f". {remedy}" if remedy else "")
-    if type == "preflight":
-        return preflight_lines(payload)
-    if type == "gate":
-        return str(payload.get("explanation", ""))
-    if type == "note":
-        return f"{payload.get('level', 'info')}: {payload.get('message', '')}"
     if type == "state":
         reason = payload.get("reason_code")
         return f"{payload.get('from') or 'new'} → {payload.get('to')}" + (f" ({reason})" if reason else "")
-    return None
-
-
-def preflight_lines(payload: Mapping[str, Any]) -> str:
-    """What the checks before the first iteration found, each that is not in order on a line of its own."""
-    bad = [each for each in payload.get("findings", []) if each.get("status") != "ok"]
-    lines = [f"  {each['status']}: {each['detail']}. {each['remedy']}".rstrip() for each in bad]
-    return "\n".join([f"checks before the first iteration: {len(bad) or 'nothing'} to look at", *lines])
-
-
-def alert_line(payload: Mapping[str, Any]) -> str:
-    """What happened to an alert."""
-    status, title = payload.get("status"), payload.get("title", "")
-    if status in ("raised", "escalated"):
-        return f"▲ {payload.get('severity', 'warning')}: {title}"
-    return f"alert {status}: {title}"
+    return journal_line(type, payload)
 
 
 class OpenAlerts:
@@ -138,8 +109,7 @@ class LineView:
 
     def event(self, type: str, iteration: int | None, payload: Mapping[str, Any]) -> None:
         if type == "metrics":
-            shown = [f"{name} {number(payload[name])}" for name in LINE_METRICS if name in payload]
-            self.say(f"iteration {iteration}/{self._num_iterations}: " + ", ".join(shown))
+            self.say(f"iteration {iteration}/{self._num_iterations}: {metrics_line(payload)}")
         elif line := event_line(type, payload):
             self.say(line)
 

@@ -19,8 +19,9 @@ from ppo.checkpoint_finding import NoSuchCheckpointError
 from ppo.client import AccessError, ClientError, NotFoundError, RequestError, UnreachableError, WaitTimeoutError
 from ppo.exits import Exit
 from ppo.finding import AmbiguousRunError
-from ppo.run_view import MAIN_METRICS, number
+from ppo.run_view import MAIN_METRICS
 from ppo.wire import Command, Run
+from ppo_core.rundir import number
 from ppo_core.spec import SpecFaults
 
 out = Console()

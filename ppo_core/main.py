@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import logging
 import os
 import sys
 import traceback
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ppo_core.errors import DiskFullError, PPOCoreError, RankLostError, RunDirectoryError
+from ppo_core.logged_journal import LoggedJournal
 from ppo_core.rundir import (
     ExitCode,
     Journal,
@@ -64,7 +66,7 @@ def run_segment(segment: SegmentDir, token: int, attempt: int, change: Callable[
         change: called with the loaded `Trainer` before it starts; tests put their faults in by it.
     """
     rank = int(os.environ.get("RANK", "0"))
-    journal: Journal = SilentJournal() if rank else JournalWriter(segment.journal)
+    journal: Journal = SilentJournal() if rank else LoggedJournal(JournalWriter(segment.journal))
     with contextlib.closing(journal):
         error: dict[str, Any] | None = None
         try:
@@ -181,6 +183,8 @@ def main() -> None:
     # Before torch is imported. Threads that wait by spinning for long starve as soon as the machine has other work, and
     # beside a platform and a browser it has; threads that sleep at once are 1.4 times slower on an idle one.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", stream=sys.stdout)
+    logging.getLogger("ppo_core").setLevel(logging.INFO)  # Of libraries only warnings.
     try:
         code = int(run_segment(SegmentDir(arguments.segment.resolve()), arguments.token, arguments.attempt))
     except RankLostError as fault:

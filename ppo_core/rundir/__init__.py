@@ -36,6 +36,7 @@ from ppo_core.rundir.control import (
     send_command,
     withdraw_command,
 )
+from ppo_core.rundir.event_lines import alert_line, event_line, metrics_line, number
 from ppo_core.rundir.files import fsync_folder, no_space_left, reserved_space, write_atomically
 from ppo_core.rundir.journal import (
     Event,
@@ -89,6 +90,7 @@ __all__ = [
     "SegmentStart",
     "SilentJournal",
     "StorageAwayError",
+    "alert_line",
     "all_events",
     "check_stored",
     "checkpoint_before",
@@ -103,6 +105,7 @@ __all__ = [
     "encode_event",
     "end_error",
     "end_of_log",
+    "event_line",
     "find_fault",
     "first_lost",
     "free_port",
@@ -114,10 +117,12 @@ __all__ = [
     "line_to",
     "look_at_checkpoint",
     "manifest_digest",
+    "metrics_line",
     "new_checkpoint",
     "next_start",
     "no_space_left",
     "num_ranks",
+    "number",
     "present_checkpoint",
     "rank_environment",
     "read_commands",

@@ -40,6 +40,8 @@ def test_run_reaches_its_goal(platform: Platform, spec: dict[str, Any]) -> None:
     assert platform.stored_metrics(run_id) == platform.journal_metrics(run_id) != {}
     with platform.sessions() as session:
         assert session.scalar(select(func.count()).select_from(Sample).where(Sample.run_id == run_id)) > 0
+    log = platform.segment(run_id).log(1, 0).read_text()
+    assert [log.count(f" INFO iteration {n}: reward/score_mean ") for n in (1, 2, 3)] == [1, 1, 1]
 
 
 def test_killed_trainer_goes_on_from_its_checkpoint(platform: Platform, spec: dict[str, Any]) -> None:
