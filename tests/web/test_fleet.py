@@ -58,6 +58,25 @@ def test_a_worker_that_sees_another_data_folder_says_so_and_so_does_the_run_that
     platform.wait_for(run, "succeeded")
 
 
+def test_a_run_is_renamed_annotated_and_moved_up_the_queue(platform: Platform, visit: Visit) -> None:
+    run = platform.submit(2, "first name")
+    platform.wait_for(run, "succeeded")
+    page = visit(platform.stack).open(f"/runs/{run}")
+    page.get_by_role("button", name="Edit…").click()
+    dialog = page.get_by_role("dialog", name="Edit first name")
+    save = dialog.get_by_role("button", name="Save")
+    expect(save).to_be_disabled()
+    dialog.get_by_label("Name").fill("second name")
+    dialog.get_by_label("Notes").fill("after the tokenizer's fix")
+    dialog.get_by_label("Priority").fill("10")
+    dialog.get_by_label("Priority").press("Enter")
+    expect(dialog).to_have_count(0)
+    expect(page.get_by_role("heading", name="second name")).to_be_visible()
+    expect(page.locator("[data-notice=notes]")).to_contain_text("after the tokenizer's fix")
+    told = platform.get(f"/v1/runs/{run}")
+    assert (told["name"], told["notes"], told["priority"]) == ("second name", "after the tokenizer's fix", 10)
+
+
 def test_logs_are_chosen_searched_and_loaded_back_and_the_run_deleted(platform: Platform, visit: Visit) -> None:
     run = platform.submit(2, "to be deleted")
     platform.wait_for(run, "succeeded")

@@ -1,10 +1,10 @@
 /** The api's resources as functions. */
 
-import { allPages, get, getTagged, patch, post, remove, withQuery, type Query } from "./client";
+import { allPages, ApiError, asProblem, get, getTagged, patch, post, remove, withQuery, type Query } from "./client";
 import type {
   Alert, AlertDetail, Delivery, NewWebhook, Preflight, Webhook, WebhookEventType,
   Checkpoint, Command, DryRun, EventPage, ForkPreview, Gate, GcPreview, LatestMetrics, Lineage, LogFile, LogMatches, LogPart,
-  MetricDefinition, MetricsQuery, Page, Preset, RollbackPreview, Run, RunDetail, Sample, Segment, SegmentDetail, SpecSchema,
+  MetricDefinition, MetricsQuery, Page, Preset, RollbackPreview, Run, RunDetail, RunLabels, Sample, Segment, SegmentDetail, SpecSchema,
   TokenRecord, Verification, Worker,
 } from "./types";
 
@@ -14,6 +14,33 @@ export const listRuns = (query: Query): Promise<Page<Run>> => get("/v1/runs", qu
 export const readRun = (id: string): Promise<RunDetail> => get(runPath(id));
 export const readCommand = (run: string, id: string): Promise<Command> => get(`${runPath(run)}/commands/${encodeURIComponent(id)}`);
 export const deleteRun = (seen: Run): Promise<void> => remove(runPath(seen.id), { "If-Match": `"${seen.version}"` });
+
+const TRIES = 5;
+
+/**
+ * Changes fields that still are as they were seen. A live run's version moves on with its state, so a refusal for that
+ * alone is tried again; what somebody else wrote meanwhile is not overwritten.
+ */
+export async function changeRun(id: string, seen: RunLabels, change: Partial<RunLabels>): Promise<void> {
+  const fields = Object.keys(change) as (keyof RunLabels)[];
+  for (let left = TRIES; ; left -= 1) {
+    const { body: now, etag } = await getTagged<RunDetail>(runPath(id));
+    const taken = fields.filter((field) => now[field] !== seen[field]);
+    if (taken.length) {
+      const words = taken.map((field) => `${field} is ${JSON.stringify(now[field])} now`).join(", ");
+      throw new ApiError({
+        title: "It was changed meanwhile", status: 412, detail: `Somebody else changed it: ${words}.`, hint: "Close this, look, and change it again.",
+      });
+    }
+    try {
+      await patch(runPath(id), change, { "If-Match": etag });
+      return;
+    } catch (error) {
+      if (asProblem(error).status !== 412 || left <= 1) throw error;
+    }
+  }
+}
+
 export const stopRun = (id: string): Promise<Command> => post(`${runPath(id)}/stop`);
 export const killRun = (id: string): Promise<Command> => post(`${runPath(id)}/kill`);
 

@@ -6,6 +6,8 @@ type Schemas = components["schemas"];
 
 export type Run = Schemas["Run"];
 export type RunDetail = Schemas["RunDetail"];
+/** What people may change of a run. */
+export type RunLabels = Pick<RunDetail, "name" | "notes" | "priority">;
 export type RunState = Run["state"];
 export type Command = Schemas["Command"];
 export type Checkpoint = Schemas["Checkpoint"];
