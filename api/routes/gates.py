@@ -7,7 +7,6 @@ from pydantic import ValidationError
 
 from api.auth import least
 from api.deps import Database
-from api.errors import not_found
 from api.gate_schemas import Gate
 from api.schemas import Page
 from store import run_read
@@ -19,8 +18,7 @@ router = APIRouter(prefix="/v1", tags=["gates"])
 @router.get("/runs/{run_id}/gates", openapi_extra=least("viewer"))
 def list_gates(run_id: str, database: Database) -> Page[Gate]:
     """Every gate that was held, the first first, those of abandoned segments too; all in one page."""
-    if run_read.find_run(database, run_id) is None:
-        raise not_found("run", run_id)
+    run_read.known_run(database, run_id)
     return Page[Gate](items=[gate for held in held_gates(database, run_id) if (gate := _gate(held))], next=None)
 
 

@@ -27,7 +27,7 @@ from ppo_core.evaluation.held_out import HeldOut, usable
 from ppo_core.iteration import Models
 from ppo_core.rollout.batch import Rollout, assemble, response_text
 from ppo_core.rundir import SegmentDir, verify_checkpoint
-from ppo_core.scoring.pair_judge import PairJudge
+from ppo_core.scoring.pair_judge import PairJudge, Pairs
 from ppo_core.seeds import derived_seed
 from ppo_core.spec import RunSpec
 from ppo_core.training.passes import forward_policy
@@ -249,7 +249,7 @@ class Preflight:
     def _comparing(self, judge: PairJudge, rollout: Rollout) -> Finding:
         """Each answer against the next prompt's: whoever reads the prompt can tell them apart."""
         texts = list(rollout.response_texts[: TRIAL_PAIRS + 1])
-        said = judge.compare(rollout.prompt_texts[: len(texts) - 1], texts[:-1], texts[1:], self._check)
+        said = judge.compare(Pairs(rollout.prompt_texts[: len(texts) - 1], texts[:-1], texts[1:]), self._check)
         detail = (
             f"the judge compared {said.num_asked} pairs of answers in both orders; {said.num_swayed} times it "
             "preferred the same place"

@@ -16,7 +16,7 @@ from ppo_core.masked import masked_mean
 from ppo_core.rollout.batch import response_text
 from ppo_core.rollout.engine import FinishReason, RolloutEngine
 from ppo_core.scoring.combine import Scores
-from ppo_core.scoring.pair_judge import Comparison, PairJudge
+from ppo_core.scoring.pair_judge import Comparison, PairJudge, Pairs
 from ppo_core.scoring.shared import BatchScorer
 from ppo_core.scoring.source import not_asked_to_end
 from ppo_core.seeds import derived_seed
@@ -192,7 +192,8 @@ class HeldOut:
         """As far as both go: a roll back may have changed the number of prompts."""
         assert self.pair_judge is not None  # The caller has seen it.
         num = min(len(now.responses), len(then.responses))
-        return self.pair_judge.compare(self.gate_prompts[:num], now.responses[:num], then.responses[:num], check)
+        pairs = Pairs(self.gate_prompts[:num], now.responses[:num], then.responses[:num])
+        return self.pair_judge.compare(pairs, check)
 
     def _decode(self, ids: list[int]) -> str:
         return str(self._tokenizer.decode(ids, skip_special_tokens=True))

@@ -39,6 +39,15 @@ Word = Literal["first", "second", "tie"]
 
 
 @dataclass(frozen=True)
+class Pairs:
+    """Two answers to each prompt; the three lists are of one length."""
+
+    prompts: Sequence[str]
+    newer: Sequence[str]
+    older: Sequence[str]
+
+
+@dataclass(frozen=True)
 class Comparison:
     """What the judge said of each pair, and how well it could be asked."""
 
@@ -51,14 +60,8 @@ class Comparison:
 class PairJudge(Protocol):
     """Whoever compares answers pair by pair."""
 
-    def compare(
-        self,
-        prompts: Sequence[str],
-        newer: Sequence[str],
-        older: Sequence[str],
-        check: Callable[[], None] = not_asked_to_end,
-    ) -> Comparison:
-        """Compare two answers to each prompt; what `check` raises, called while it waits, ends it.
+    def compare(self, pairs: Pairs, check: Callable[[], None] = not_asked_to_end) -> Comparison:
+        """Say of each pair which answer is better; what `check` raises, called while it waits, ends it.
 
         Raises:
             RewardError: too many pairs have no verdict, or none that can be read.
@@ -98,22 +101,17 @@ class OpenAIJudge:
         post = HttpPost.of(config.url.rstrip("/") + PATH, limits, environment)
         return cls(post, config.served_model, config.question, seed, config.answer_tokens)
 
-    def compare(
-        self,
-        prompts: Sequence[str],
-        newer: Sequence[str],
-        older: Sequence[str],
-        check: Callable[[], None] = not_asked_to_end,
-    ) -> Comparison:
+    def compare(self, pairs: Pairs, check: Callable[[], None] = not_asked_to_end) -> Comparison:
         """See `PairJudge`. Equal answers are a tie and cost no request."""
-        asked = [row for row, (new, old) in enumerate(zip(newer, older, strict=True)) if new != old]
+        every = list(zip(pairs.prompts, pairs.newer, pairs.older, strict=True))
+        asked = [row for row, (_, newer, older) in enumerate(every) if newer != older]
         contents = []
-        for row in asked:
-            contents.append(self._content(prompts[row], newer[row], older[row]))
-            contents.append(self._content(prompts[row], older[row], newer[row]))
+        for prompt, newer, older in (every[row] for row in asked):
+            contents.append(self._content(prompt, newer, older))
+            contents.append(self._content(prompt, older, newer))
         answers = self._post.post(contents, check)
         said = [answer if isinstance(answer, Failure) else word_of(answer) for answer in answers]
-        preferences: list[Preference] = [0.0] * len(newer)
+        preferences: list[Preference] = [0.0] * len(every)
         num_swayed = num_unreadable = 0
         for row, forward, backward in zip(asked, said[::2], said[1::2], strict=True):
             if _came_to_nothing(forward) or _came_to_nothing(backward):
@@ -123,7 +121,7 @@ class OpenAIJudge:
             else:
                 preferences[row] = preference(forward, backward)
                 num_swayed += forward == backward != "tie"
-        _refuse_too_many(said, len(newer), preferences.count(None), num_unreadable)
+        _refuse_too_many(said, len(every), preferences.count(None), num_unreadable)
         return Comparison(preferences, len(asked), num_swayed, num_unreadable)
 
     def close(self) -> None:
@@ -156,18 +154,12 @@ class SharedJudge:
 
         ranks.first(load_it)
 
-    def compare(
-        self,
-        prompts: Sequence[str],
-        newer: Sequence[str],
-        older: Sequence[str],
-        check: Callable[[], None] = not_asked_to_end,
-    ) -> Comparison:
+    def compare(self, pairs: Pairs, check: Callable[[], None] = not_asked_to_end) -> Comparison:
         """See `PairJudge`."""
 
         def ask() -> Comparison:
             assert self._judge is not None  # Only rank 0 is asked.
-            return self._judge.compare(prompts, newer, older, check)
+            return self._judge.compare(pairs, check)
 
         return self._ranks.first(ask)
 

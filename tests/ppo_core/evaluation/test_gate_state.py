@@ -13,7 +13,7 @@ import pytest
 from ppo_core.evaluation.gate_state import GateState, KeptAnswers, gate_to_start_from
 from ppo_core.evaluation.held_out import Answers, HeldOut
 from ppo_core.scoring.combine import Reward
-from ppo_core.scoring.pair_judge import Comparison
+from ppo_core.scoring.pair_judge import Comparison, Pairs
 from ppo_core.spec import RunSpec, parse_spec
 from tests.ppo_core.tiny_models import tiny_tokenizer
 
@@ -42,14 +42,13 @@ class Comparing:
     """Prefers the longer of two answers, and keeps what it was asked."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[list[str], list[str], list[str]]] = []
+        self.asked: list[Pairs] = []
 
-    def compare(
-        self, prompts: Sequence[str], newer: Sequence[str], older: Sequence[str], check: object = None
-    ) -> Comparison:
-        self.asked.append((list(prompts), list(newer), list(older)))
-        preferences = [float((len(a) > len(b)) - (len(a) < len(b))) for a, b in zip(newer, older, strict=True)]
-        return Comparison([*preferences], len(newer), 1, 0)
+    def compare(self, pairs: Pairs, check: object = None) -> Comparison:
+        self.asked.append(pairs)
+        both = zip(pairs.newer, pairs.older, strict=True)
+        preferences = [float((len(newer) > len(older)) - (len(newer) < len(older))) for newer, older in both]
+        return Comparison([*preferences], len(pairs.newer), 1, 0)
 
     def close(self) -> None: ...
 
@@ -113,11 +112,13 @@ def test_a_judge_that_compares_is_asked_about_the_texts(raw: dict[str, Any]) -> 
     begin, now = replace(START, judge_scores=None), replace(LATER, judge_scores=None)
     first = held.hold_gate(held.start_gate(begin), now)
     prompts = [f"film {n}" for n in range(NUM)]
-    assert judge.asked == [(prompts, now.responses, begin.responses)]  # once: the last gate is the start
+    assert judge.asked == [Pairs(prompts, now.responses, begin.responses)]  # once: the last gate is the start
     assert first.verdict.against_start == first.verdict.against_last
     assert first.verdict.against_last.rate == (2 + 0.5) / NUM
     held.hold_gate(first.state, begin)
-    assert judge.asked[1:] == [(prompts, begin.responses, now.responses), (prompts, begin.responses, begin.responses)]
+    assert judge.asked[1:] == [
+        Pairs(prompts, begin.responses, now.responses), Pairs(prompts, begin.responses, begin.responses),
+    ]  # fmt: skip
     assert (
         first.as_dict()["against_last"] | {"asked": 4, "swayed": 1, "unreadable": 0} == first.as_dict()["against_last"]
     )
