@@ -11,6 +11,7 @@ from uuid import uuid4
 
 import pytest
 from fastapi import FastAPI
+from sqlalchemy import update
 from sqlalchemy.orm import Session, sessionmaker
 from starlette.testclient import TestClient
 
@@ -19,9 +20,10 @@ from api.settings import ApiSettings
 from ppo_core.spec import RewardHosts
 from store import keys
 from store.ids import new_id
-from store.models import Run
+from store.models import Checkpoint, Run, Segment
 from store.runs import create_run
 from store.webhook_hosts import WebhookHosts
+from tests.api.trained_run import Trained
 
 ADDRESS = "http://127.0.0.1"
 
@@ -148,6 +150,44 @@ def make_run(sessions: sessionmaker[Session]) -> Callable[..., str]:
         return run_id
 
     return make
+
+
+@pytest.fixture
+def trained(
+    operator: TestClient,
+    submit: Callable[..., dict[str, Any]],
+    sessions: sessionmaker[Session],
+    settings: ApiSettings,
+) -> Trained:
+    """A submitted run of 100 iterations that has come to iteration 30."""
+    run_id = submit(iterations=100)["id"]
+    trained = Trained(operator, sessions, settings.data_dir / "runs" / run_id, run_id)
+    trained.reach(30, "starting", "running")
+    return trained
+
+
+@pytest.fixture
+def back_to(sessions: sessionmaker[Session]) -> Callable[[str, int], None]:
+    """Have a stored run go back to an iteration, from which its segment 2 goes on."""
+
+    def go(run_id: str, iteration: int) -> None:
+        checkpoint = Checkpoint(
+            id=f"k-{run_id}", run_id=run_id, segment=1, iteration=iteration, path="p", bytes=1, manifest_sha256="0",
+            reason="schedule", lease_token=1,
+        )  # fmt: skip
+        with sessions.begin() as session:
+            session.add(checkpoint)
+            session.flush()
+            session.add(
+                Segment(
+                    run_id=run_id, number=2, kind="rollback", spec={}, start_iteration=iteration,
+                    start_checkpoint=checkpoint.id,
+                )
+            )  # fmt: skip
+            session.flush()
+            session.execute(update(Run).where(Run.id == run_id).values(active_segment=2))
+
+    return go
 
 
 @pytest.fixture

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sqlalchemy import update
 from sqlalchemy.orm import Session, sessionmaker
 from starlette.testclient import TestClient
 
 from store.events import append_event
-from store.models import Checkpoint, Run, Segment
 
 WINS = {"wins": 70, "ties": 8, "losses": 50, "rate": 0.578125, "low": 0.4915, "high": 0.6602}
 
@@ -58,26 +56,19 @@ def test_a_gate_that_was_told_twice_counts_once(
 
 
 def test_a_gate_of_another_segment_is_left_behind(
-    viewer: TestClient, make_run: Callable[..., str], sessions: sessionmaker[Session]
+    viewer: TestClient,
+    make_run: Callable[..., str],
+    back_to: Callable[[str, int], None],
+    sessions: sessionmaker[Session],
 ) -> None:
     """Segment 2 went on from iteration 60: the gate of 50 stays on the line, that of 100 does not."""
     run = make_run()
     with sessions.begin() as session:
         for iteration in (50, 100):
             append_event(session, run, "gate", gate(), segment=1, iteration=iteration)
-        session.add(
-            Checkpoint(
-                id=f"k-{run}", run_id=run, segment=1, iteration=60, path="p", bytes=1, manifest_sha256="0",
-                reason="schedule", lease_token=1,
-            )
-        )  # fmt: skip
-        session.flush()
-        session.add(
-            Segment(run_id=run, number=2, kind="rollback", spec={}, start_iteration=60, start_checkpoint=f"k-{run}")
-        )
-        session.flush()
+    back_to(run, 60)
+    with sessions.begin() as session:
         append_event(session, run, "gate", gate(), segment=2, iteration=100)
-        session.execute(update(Run).where(Run.id == run).values(active_segment=2))
     told = viewer.get(f"/v1/runs/{run}/gates").json()["items"]
     assert [(each["segment"], each["iteration"], each["active"]) for each in told] == [
         (1, 50, True), (1, 100, False), (2, 100, True),

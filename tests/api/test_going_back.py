@@ -2,109 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-import httpx
 import pytest
 from sqlalchemy import select, update
-from sqlalchemy.orm import Session, sessionmaker
-from starlette.testclient import TestClient
 
 from api.going_back import Plan
 from api.routes import going_back
-from api.settings import ApiSettings
-from ppo_core.rundir import MANIFEST, checkpoint_bytes, new_checkpoint
-from store import lineage
 from store.checkpoints import starting_points
-from store.models import AuditEntry, Checkpoint, Command, Run, RunIteration, Segment
+from store.models import AuditEntry, Checkpoint, Command, Run, Segment
 from store.runs import transition
-
-
-@dataclass
-class Trained:
-    """A submitted run that looks as if it had trained, with real checkpoint folders."""
-
-    operator: TestClient
-    sessions: sessionmaker[Session]
-    run_dir: Path
-    id: str
-
-    def save(self, iteration: int, segment: int = 1) -> str:
-        path = f"segment-{segment:04d}/checkpoints/iter-{iteration:06d}"
-        with new_checkpoint(self.run_dir / path) as folder:
-            (folder / "weights").write_text(f"{segment} {iteration}")
-        digest = hashlib.sha256((self.run_dir / path / MANIFEST).read_bytes()).hexdigest()
-        name = f"k-{uuid4().hex[:16]}"
-        with self.sessions.begin() as session:
-            session.add(
-                Checkpoint(
-                    id=name,
-                    run_id=self.id,
-                    segment=segment,
-                    iteration=iteration,
-                    path=path,
-                    bytes=checkpoint_bytes(self.run_dir / path),
-                    manifest_sha256=digest,
-                    reason="schedule",
-                    lease_token=1,
-                )
-            )
-        return name
-
-    def reach(self, iteration: int, *states: str) -> None:
-        with self.sessions.begin() as session:
-            for number in range(1, iteration + 1):
-                session.merge(RunIteration(run_id=self.id, segment=1, iteration=number, time="2030-01-01T00:00:00Z"))
-            session.execute(update(Run).where(Run.id == self.id).values(iteration=iteration))
-            for state in states:
-                transition(session, self.id, state)
-
-    def etag(self) -> str:
-        return self.operator.get(f"/v1/runs/{self.id}").headers["ETag"]
-
-    def rollback(self, checkpoint: str, key: str | None = None, etag: str | None = None, **body: Any) -> httpx.Response:
-        headers = {"Idempotency-Key": key or uuid4().hex, "If-Match": etag or self.etag()}
-        return self.operator.post(
-            f"/v1/runs/{self.id}/rollback", json={"checkpoint": checkpoint, **body}, headers=headers
-        )
-
-    def preview(self, checkpoint: str, **body: Any) -> dict[str, Any]:
-        url = f"/v1/runs/{self.id}/rollback?dry_run=true"
-        answer = self.operator.post(url, json={"checkpoint": checkpoint, **body})
-        assert answer.status_code == 200, answer.text
-        found: dict[str, Any] = answer.json()
-        return found
-
-    def fork(self, checkpoint: str, key: str | None = None, **body: Any) -> httpx.Response:
-        headers = {"Idempotency-Key": key or uuid4().hex}
-        return self.operator.post(f"/v1/runs/{self.id}/forks", json={"checkpoint": checkpoint, **body}, headers=headers)
-
-    def ask(self, what: str) -> httpx.Response:
-        return self.operator.post(f"/v1/runs/{self.id}/{what}")
-
-    def num_commands(self) -> int:
-        with self.sessions() as session:
-            return len(session.scalars(select(Command).where(Command.run_id == self.id)).all())
-
-
-@pytest.fixture
-def trained(
-    operator: TestClient,
-    submit: Callable[..., dict[str, Any]],
-    sessions: sessionmaker[Session],
-    settings: ApiSettings,
-) -> Trained:
-    run_id = submit(iterations=100)["id"]
-    trained = Trained(operator, sessions, settings.data_dir / "runs" / run_id, run_id)
-    trained.reach(30, "starting", "running")
-    return trained
-
+from tests.api.trained_run import Trained
 
 # Roll back
 
@@ -479,71 +390,3 @@ def test_a_run_at_rest_neither_pauses_nor_saves(trained: Trained) -> None:
         for state in ("queued", "starting", "running", "pausing", "paused"):
             transition(session, trained.id, state)
     assert trained.ask("pause").json()["detail"] == "reviews is paused already."
-
-
-# Segments and lineage
-
-
-def test_segments_say_where_they_stand_on_the_active_line(trained: Trained) -> None:
-    target = trained.save(20)
-    with trained.sessions.begin() as session:
-        spec = session.get_one(Segment, (trained.id, 1)).spec
-        changed = {**spec, "kl": {**spec["kl"], "coef": 0.1}}
-        session.add(
-            Segment(
-                run_id=trained.id,
-                number=2,
-                kind="rollback",
-                spec=changed,
-                start_iteration=20,
-                start_checkpoint=target,
-                created_by="ada",
-                reason="why not",
-            )
-        )
-        for number in (21, 22):
-            session.add(RunIteration(run_id=trained.id, segment=2, iteration=number, time="2030-01-01T00:00:00Z"))
-        session.execute(update(Run).where(Run.id == trained.id).values(active_segment=2, iteration=22))
-    first, second = trained.operator.get(f"/v1/runs/{trained.id}/segments").json()["items"]
-    assert (first["active"], first["last_iteration"], first["on_active_line"]) == (False, 30, [1, 20])
-    assert (second["active"], second["last_iteration"], second["on_active_line"]) == (True, 22, [21, 22])
-    assert second["started_from"] == {"run_id": trained.id, "segment": 1, "iteration": 20}
-    assert second["changes"] == [{"path": "kl.coef", "before": 0.05, "after": 0.1}]
-    detail = trained.operator.get(f"/v1/runs/{trained.id}/segments/2").json()
-    assert detail["spec"]["kl"]["coef"] == 0.1
-    assert "coef: 0.1" in detail["spec_yaml"]
-    assert trained.operator.get(f"/v1/runs/{trained.id}/segments/3").status_code == 404
-    assert trained.operator.get("/v1/runs/r-no/segments").status_code == 404
-
-
-def test_segments_come_in_pages(trained: Trained) -> None:
-    with trained.sessions.begin() as session:
-        for number in (2, 3):
-            session.add(Segment(run_id=trained.id, number=number, kind="recovery", spec={}))
-    address = f"/v1/runs/{trained.id}/segments"
-    first = trained.operator.get(address, params={"limit": 2}).json()
-    rest = trained.operator.get(address, params={"limit": 2, "cursor": first["next"]}).json()
-    numbers = [item["number"] for page in (first, rest) for item in page["items"]]
-    assert (numbers, rest["next"]) == ([1, 2, 3], None)
-
-
-def test_lineage_holds_ancestors_and_descendants_once(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
-    target = trained.save(20)
-    child = trained.fork(target).json()["id"]
-    sibling = trained.fork(target).json()["id"]
-    young = Trained(trained.operator, trained.sessions, trained.run_dir.parent / child, child)
-    grandchild = young.fork(young.save(40)).json()["id"]
-
-    def family(run_id: str) -> list[str]:
-        return [run["id"] for run in trained.operator.get(f"/v1/runs/{run_id}/lineage").json()["runs"]]
-
-    assert family(trained.id) == [trained.id, child, sibling, grandchild]
-    assert family(child) == [trained.id, child, grandchild]
-    assert family(grandchild) == [trained.id, child, grandchild]
-    assert family(sibling) == [trained.id, sibling]
-    assert trained.operator.get("/v1/runs/r-no/lineage").status_code == 404
-    assert trained.operator.get(f"/v1/runs/{trained.id}/lineage").json()["complete"] is True
-    monkeypatch.setattr(lineage, "MOST_MEMBERS", 3)
-    assert family(trained.id) == [trained.id, child, sibling], "a fork of a fork is left out first"
-    assert family(grandchild) == [trained.id, child, grandchild]
-    assert trained.operator.get(f"/v1/runs/{trained.id}/lineage").json()["complete"] is False

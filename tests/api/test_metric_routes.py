@@ -9,13 +9,11 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import update
 from sqlalchemy.orm import Session, sessionmaker
 from starlette.testclient import TestClient
 
 from store.metrics_read import bucket_size
 from store.metrics_write import IterationMetrics, write_metrics
-from store.models import Checkpoint, Run, Segment
 
 BEGUN = datetime(2030, 1, 1, tzinfo=UTC)
 NAN, INF = math.nan, math.inf
@@ -154,25 +152,11 @@ def test_x_may_be_time_or_tokens(
 
 
 def test_after_a_roll_back_the_active_line_has_one_value_an_iteration(
-    viewer: TestClient, make_run: Callable[..., str], write: Callable[..., None], sessions: sessionmaker[Session]
+    viewer: TestClient, make_run: Callable[..., str], write: Callable[..., None], back_to: Callable[[str, int], None]
 ) -> None:
     run_id = make_run()
     write(run_id, {i: {"kl/coef": 1.0} for i in range(261)})
-    with sessions.begin() as session:
-        session.add(
-            Checkpoint(
-                id=f"k-{run_id}", run_id=run_id, segment=1, iteration=200, path="p", bytes=1, manifest_sha256="0",
-                reason="schedule", lease_token=1,
-            )
-        )  # fmt: skip
-        session.flush()
-        session.add(
-            Segment(
-                run_id=run_id, number=2, kind="rollback", spec={}, start_iteration=200, start_checkpoint=f"k-{run_id}"
-            )
-        )
-        session.flush()
-        session.execute(update(Run).where(Run.id == run_id).values(active_segment=2))
+    back_to(run_id, 200)
     write(run_id, {i: {"kl/coef": 2.0} for i in range(201, 300)}, segment=2)
     for max_points in (500, 100, 3):
         first, second = query(viewer, run_id, "kl/coef", max_points=max_points)["series"]
