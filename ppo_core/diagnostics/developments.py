@@ -6,10 +6,12 @@ holds.
 
 from __future__ import annotations
 
+import math
+
 from ppo_core.diagnostics.bands import KL_BACK, KL_FLOOR
 from ppo_core.diagnostics.signs import Reading, Sign, with_others
 
-LONGER = 1.3
+LONGER = 1.4
 EOS_FELL = 0.05
 EOS_CUT_OFF = 0.15
 POORER_PAIRS = 0.9
@@ -65,9 +67,22 @@ def _paid_for_length(reading: Reading) -> Sign | None:
     return Sign(name, None, now, f"each further token earns {now:.2g} of score: the reward pays for length")
 
 
+def _narrows_as_it_grows(reading: Reading) -> bool:
+    """Whether distinct pairs fell by a larger factor than the root of what length grew by.
+
+    An answer that only goes on says new things: its pairs stay distinct. One that is longer since a form is repeated in
+    it is a matter of that form, and would be one at any length.
+    """
+    length, longer = reading.start("response/length_mean"), reading.now("response/length_mean")
+    pairs, fewer = reading.start("response/distinct_2"), reading.now("response/distinct_2")
+    if length is None or longer is None or pairs is None or fewer is None:
+        return False
+    return bool(pairs.median * math.sqrt(length.median) > fewer * math.sqrt(longer))
+
+
 def length_hacking(reading: Reading) -> list[Sign]:
     score = _score_rose(reading)
-    if score is None:
+    if score is None or _narrows_as_it_grows(reading):
         return []
     signs = with_others(
         reading.rose_by("response/length_mean", factor=LONGER),

@@ -54,6 +54,16 @@ def alike(iteration: int) -> Mapping[str, float]:
     }
 
 
+def alike_and_long(iteration: int) -> Mapping[str, float]:
+    """A form that is repeated: answers grow with it, and end less often."""
+    return {
+        **alike(iteration),
+        "response/length_mean": 30 * _grown(iteration, 2.0),
+        "response/eos_rate": 0.97 - 0.25 * (_grown(iteration, 2.0) - 1),
+        "reward/length_slope": 0.05,
+    }
+
+
 def going_round(iteration: int) -> Mapping[str, float]:
     share = _grown(iteration, 2.0) - 1
     return {
@@ -121,6 +131,7 @@ SHOWN: list[tuple[str, Change, int]] = [  # story, metrics, the first iteration 
     ("length_hacking", long_and_cut, BEGAN),
     ("length_hacking", long_and_paid, BEGAN),
     ("reward_hacking", alike, BEGAN),
+    ("reward_hacking", alike_and_long, BEGAN),
     ("reward_hacking", going_round, BEGAN),
     ("entropy_collapse", certain, BEGAN),
     ("kl_runaway", running, BEGAN - 20),
