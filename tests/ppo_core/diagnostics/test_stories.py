@@ -55,12 +55,15 @@ def alike(iteration: int) -> Mapping[str, float]:
 
 
 def alike_and_long(iteration: int) -> Mapping[str, float]:
-    """A form that is repeated: answers grow with it, and end less often."""
+    """A form that is repeated: answers grow with it, end less often, and have few more pairs to show for it."""
+    share = _grown(iteration, 2.0) - 1
     return {
-        **alike(iteration),
-        "response/length_mean": 30 * _grown(iteration, 2.0),
-        "response/eos_rate": 0.97 - 0.25 * (_grown(iteration, 2.0) - 1),
+        "reward/score_mean": iteration / 100,
         "reward/length_slope": 0.05,
+        "response/length_mean": 30 * (1 + share),
+        "response/eos_rate": 0.97 - 0.25 * share,
+        "response/distinct_2": 0.8 * (1 - 0.45 * share),
+        "policy/entropy": 3.0 - 1.5 * share,
     }
 
 
