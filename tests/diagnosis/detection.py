@@ -46,7 +46,7 @@ FAULTS = (
     Planted("generation_cut_off", "answers cut after three tokens, from iteration 25 on", 40, since=25),
 )
 HEALTHY = {
-    "keyword toy": "a random policy, rewarded for a vowel, without a judge",
+    "keyword toy": "a random policy, rewarded for a letter, batches of 64, without a judge",
     "reviews": "`examples/reviews`",
     "reviews, separate critic": "`examples/reviews` with `policy.value_head=separate`",
 }

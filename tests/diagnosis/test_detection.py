@@ -72,7 +72,8 @@ def test_the_right_story_is_the_first_in_four_of_five_seeds(platform: Platform, 
 
 def healthy_spec(kind: str, seed: int, folder: Path) -> dict[str, Any]:
     if kind == "keyword toy":
-        return planted.keyword_spec(folder, seed, HEALTHY_ITERATIONS, {}) | {"name": PREFIX + "healthy"}
+        settings = planted.FAULTS["healthy"].settings
+        return planted.keyword_spec(folder, seed, HEALTHY_ITERATIONS, settings) | {"name": PREFIX + "healthy"}
     prepare(DEFAULT_OUT, DEFAULT_OUT / "cache", Console(stderr=True))
     head = "separate" if kind.endswith("critic") else "shared"
     changes = [f"iterations={HEALTHY_ITERATIONS}", f"seed={seed}", f"policy.value_head={head}"]

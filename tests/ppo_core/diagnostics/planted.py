@@ -36,6 +36,13 @@ class Vowels:
         """Nothing to end."""
 
 
+class AnyLetter(Vowels):
+    """Scores 2 for a response with a letter in it. Most have one from the start: few gain by being longer, or alike."""
+
+    def score(self, prompts: Sequence[str], responses: Sequence[str], check: object = None) -> list[object]:
+        return [2.0 * any(letter.isascii() and letter.isalpha() for letter in text) for text in responses]
+
+
 class ShareOfVowels(Vowels):
     """Scores the share of vowels in a response: one vowel alone is worth most."""
 
@@ -187,7 +194,7 @@ def cut_off_from(iteration: int) -> Change:
     return change
 
 
-HEALTHY = Planted()
+HEALTHY = Planted({"rollout": {"batch_size": 64}}, reward=AnyLetter())
 FAULTS: dict[str, Planted] = {
     "healthy": HEALTHY,
     "critic_not_learning": Planted(change=dead_critic),
