@@ -72,7 +72,7 @@ def tell(client: Client, spec: str | Mapping[str, Any]) -> tuple[list[Event], Su
     if not found:
         raise Broken("nobody told that the reward was hacked by length")
     alert = client.alerts.get(found[0]["id"])
-    show.line(f"{alert['title']}: {alert['detail']}")
+    show.line(alert["detail"])
     suggestion = alert["suggestion"]
     if suggestion is None or suggestion["rollback"] is None:
         raise Broken("the alert has no checkpoint to go back to")
