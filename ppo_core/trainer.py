@@ -105,12 +105,9 @@ class Trainer:
             PPOCoreError: a fault that ends the run as failed.
         """
         self.told_alerts = self._alerts_told_before()
-        outcome = self._preflight()
+        outcome = self._disobeyed() or self._preflight() or self._owed_evaluation()
         if outcome is not None:
             return outcome
-        owed = self._owed_evaluation()
-        if owed is not None:
-            return owed
         while self.state.iteration < self.spec.iterations:
             outcome = self._asked_to_end() or self._one_iteration()
             if outcome is not None:
@@ -209,17 +206,26 @@ class Trainer:
 
     def _after(self, iteration: int, alerts: list[Payload]) -> Outcome | None:
         """What follows an iteration: an alert that acts, a checkpoint that is due or was asked for."""
-        acting = [alert for alert in alerts if alert["status"] != "cleared" and alert["action"] != "note"]
-        if acting:
-            reason = "gate" if any(alert["kind"] == "gate" for alert in acting) else "guard"
-            self._save(reason)
-            stops = any(alert["action"] == "stop" for alert in acting)
-            return Outcome(ExitCode.GATE_OR_GUARD if stops else ExitCode.PAUSED, reason)
+        outcome = self._obey(alerts)
+        if outcome is not None:
+            return outcome
         due = iteration % self.spec.checkpoints.every == 0 and iteration < self.spec.iterations
         if due or self.control.wants_checkpoint():
             self._save("schedule" if due else "command")
             self.control.done("checkpoint")
         return None
+
+    def _obey(self, alerts: Iterable[Payload]) -> Outcome | None:
+        """Save and end where one of these alerts acts."""
+        acting = [alert for alert in alerts if alert["status"] != "cleared" and alert["action"] != "note"]
+        if not acting:
+            return None
+        reason = "gate" if any(alert["kind"] == "gate" for alert in acting) else "guard"
+        self._save(reason)
+        if self.control.wants_checkpoint():
+            self.control.done("checkpoint")
+        stops = any(alert["action"] == "stop" for alert in acting)
+        return Outcome(ExitCode.GATE_OR_GUARD if stops else ExitCode.PAUSED, reason)
 
     def _asked_to_end(self) -> Outcome | None:
         asked = self.control.wants_to_end()
@@ -231,18 +237,23 @@ class Trainer:
         limit = self.spec.resources.max_hours
         if limit is not None and self.ranks.first(self._hours) > limit:
             self._save("guard")
+            self.control.done("checkpoint")  # Whoever looked whether to end has seen it.
             return Outcome(ExitCode.GATE_OR_GUARD, "guard")
         return None
 
     # Alerts
 
     def _tell_alerts(self, iteration: int, look: Callable[[Watch], Iterable[Payload]]) -> list[Payload]:
-        """Journal what rank 0's watch finds, but for what an earlier start of this segment has told already."""
-        alerts = self.ranks.first(lambda: list(look(self.watch)))
+        """Journal what rank 0's watch finds, but for what an earlier start of this segment has told already.
+
+        Returns:
+            What is new of it.
+        """
+        found = self.ranks.first(lambda: list(look(self.watch)))
+        alerts = [alert for alert in found if (alert["id"], alert["status"]) not in self.told_alerts]
         for alert in alerts:
-            if (alert["id"], alert["status"]) not in self.told_alerts:
-                self.told_alerts.add((alert["id"], alert["status"]))
-                self.journal.append("alert", iteration, alert)
+            self.told_alerts.add((alert["id"], alert["status"]))
+            self.journal.append("alert", iteration, alert)
         return alerts
 
     def _alerts_of_evaluation(self, iteration: int, evaluation: Evaluation) -> list[Payload]:
@@ -266,6 +277,21 @@ class Trainer:
 
         return self.ranks.first(told)
 
+    def _disobeyed(self) -> Outcome | None:
+        """What alerts asked of an earlier start of this segment that was killed before it had ended by them."""
+
+        def unanswered() -> list[Payload]:
+            found: list[Payload] = []
+            for event in all_events(self.segment.journal):
+                if event.type == "end" and event.payload["reason"] in ("gate", "guard"):
+                    found = []
+                elif event.type == "alert" and event.iteration == self.state.iteration:
+                    found.append(event.payload)
+            return found
+
+        self.control.iteration = self.state.iteration
+        return self._obey(self.ranks.first(unanswered))
+
     # Evaluation
 
     def _evaluation_due(self, iteration: int) -> bool:
@@ -280,7 +306,8 @@ class Trainer:
         """The evaluation of the present iteration, if a stop kept it from being made: the start's is owed to every run.
 
         Its metrics belong to that iteration, whose own stand in the journal already. Where they do so themselves, an
-        earlier start of this segment has made it and acted on it, and only what it left in memory is made again.
+        earlier start of this segment has made it; it is made again for what is kept in memory, and acted on as far as
+        its alerts had not been told.
         """
         iteration = self.state.iteration
         self.control.iteration = iteration
@@ -293,7 +320,9 @@ class Trainer:
             self.journal.append("metrics", iteration, evaluation.metrics)
             self._write_samples(iteration, "held_out", evaluation.records)
         alerts = self._alerts_of_evaluation(iteration, evaluation)
-        return self._after(iteration, alerts) if iteration and not told else None
+        if told:
+            return self._obey(alerts)
+        return self._after(iteration, alerts) if iteration else None
 
     def _tell_gate(self, iteration: int, evaluation: Evaluation) -> None:
         """Before the metrics, by which a restart knows that the evaluation was told."""

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ppo_core.main import run_segment
-from ppo_core.rundir import ExitCode, SegmentDir, checkpoints
+from ppo_core.rundir import ControlCommand, ExitCode, SegmentDir, checkpoints, send_command
 from tests.ppo_core.toy_run import journal, make_toy, other_classifier, toy_segment
 
 # Answers of the toy have eight tokens, so that this band is left from the first iteration on.
@@ -90,3 +90,99 @@ def test_a_tripped_gate_is_an_alert(tmp_path: Path) -> None:
     assert "while the judge preferred the new answers in 0% of pairs" in alert.payload["detail"]
     assert alert.payload["suggestion"]["changes"] == {"kl.coef": 0.15}
     assert not [event for event in journal(segment, "note") if "gate" in event.payload["message"]]
+
+
+class Killed(BaseException):
+    """Ends a trainer at once and without a last word, as a signal would."""
+
+
+def killed_after(method: str, *where: str) -> Any:
+    """A trainer that is killed as soon as it has done this for the first time, with these words."""
+
+    def change(trainer: Any) -> None:
+        target = trainer.journal if method == "append" else trainer
+        call = getattr(target, method)
+
+        def fatal(*arguments: Any) -> Any:
+            call(*arguments)
+            if arguments[: len(where)] == where:
+                raise Killed
+
+        setattr(target, method, fatal)
+
+    return change
+
+
+def test_a_kill_between_saving_and_ending_takes_no_alert_away(toy: dict[str, Any], tmp_path: Path) -> None:
+    """The restart ends as the killed one would have; one that is asked for afterwards goes on."""
+    segment = toy_segment(tmp_path, {**toy, "alerts": {**OWN, "on_warning": "stop"}})
+    with pytest.raises(Killed):
+        run_segment(segment, 1, 1, change=killed_after("_save", "guard"))
+    assert not journal(segment, "end")
+    assert checkpoints(segment)[-1].name == "iter-000004"
+    assert run_segment(segment, 2, 2) == ExitCode.GATE_OR_GUARD
+    assert journal(segment, "end")[-1].payload["reason"] == "guard"
+    assert max(event.iteration for event in journal(segment, "metrics")) == 4
+    assert alerts(segment) == RAISED
+    assert run_segment(segment, 3, 3) == ExitCode.DONE
+    assert alerts(segment) == RAISED
+
+
+@pytest.mark.parametrize("told", ["metrics", "samples", "alert"])
+def test_a_kill_in_a_gate_that_a_stop_left_owed_takes_no_trip_away(tmp_path: Path, told: str) -> None:
+    spec = make_toy(tmp_path / "toy")
+    judge = {"kind": "sequence_classifier", "model": str(other_classifier(tmp_path / "judge"))}
+    spec |= {"iterations": 4, "gate": {**spec["gate"], "judge": judge}, "checkpoints": {"every": 4}}
+    segment = toy_segment(tmp_path, spec)
+
+    def stopped_in_the_gate(trainer: Any) -> None:
+        answer = trainer.held_out.answer
+
+        def stopping(*arguments: Any) -> Any:
+            if trainer.control.iteration == 2:
+                send_command(segment, ControlCommand("c-1", "stop", 1))
+                trainer.control._looked_at = 0.0
+            return answer(*arguments)
+
+        trainer.held_out.answer = stopping
+
+    def hacked_since_the_start(trainer: Any) -> None:
+        answer = trainer.held_out.answer
+
+        def risen(*arguments: Any) -> Any:
+            found = answer(*arguments)
+            scores = [score + 10.0 for score in found.scores]
+            return replace(found, scores=scores, judge_scores=[score - 10.0 for score in found.judge_scores])
+
+        trainer.held_out.answer = risen
+
+    def killed_while_it_tells(trainer: Any) -> None:
+        hacked_since_the_start(trainer)
+        killed_after("append", told)(trainer)
+
+    assert run_segment(segment, 1, 1, change=stopped_in_the_gate) == ExitCode.STOPPED
+    assert not [event for event in journal(segment, "gate") if event.iteration == 2]
+    with pytest.raises(Killed):
+        run_segment(segment, 2, 2, change=killed_while_it_tells)
+    assert run_segment(segment, 3, 3, change=hacked_since_the_start) == ExitCode.GATE_OR_GUARD
+    assert journal(segment, "end")[-1].payload["reason"] == "gate"
+    assert [event.payload["tripped"] for event in journal(segment, "gate")] == [True]
+    assert [row for row in alerts(segment) if row[2] == "gate:judge"] == [(2, "raised", "gate:judge")]
+    assert run_segment(segment, 4, 4, change=hacked_since_the_start) == ExitCode.DONE
+
+
+def test_a_checkpoint_that_was_asked_for_is_the_one_that_an_alert_makes(toy: dict[str, Any], tmp_path: Path) -> None:
+    segment = toy_segment(tmp_path, {**toy, "alerts": {**OWN, "on_warning": "stop"}})
+
+    def change(trainer: Any) -> None:
+        look = trainer.watch.look
+
+        def asking(iteration: int, metrics: Any) -> Any:
+            if iteration == 4:
+                send_command(segment, ControlCommand("c-1", "checkpoint", 1))
+            return look(iteration, metrics)
+
+        trainer.watch.look = asking
+
+    assert run_segment(segment, 1, 1, change=change) == ExitCode.GATE_OR_GUARD
+    assert [event.payload["status"] for event in journal(segment, "ack")] == ["accepted", "done"]
