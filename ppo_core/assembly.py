@@ -13,6 +13,7 @@ from transformers.utils import logging as transformers_logging
 from ppo_core.checkpoints import TrainerState, load_checkpoint
 from ppo_core.control import Control
 from ppo_core.data.prompts import PromptSource
+from ppo_core.diagnostics.carried import watch_to_start_from
 from ppo_core.diagnostics.limit_meter import LimitMeter
 from ppo_core.errors import DataError
 from ppo_core.evaluation.gate_state import gate_to_start_from
@@ -171,7 +172,12 @@ def _under(spec: RunSpec, kept: TrainerState, kept_spec: dict[str, Any], journal
             "by these reward.sources and this reward.length_baseline"
         )
         journal.append("note", kept.iteration, {"level": "warning", "message": message})
-    return kept.after(kl_coef=coef_to_start_from(kept.kl_coef, kept_spec, spec.kl), score_moments=moments)
+    alerts, because = watch_to_start_from(kept.alerts, kept_spec, spec)
+    if because:
+        message = f"what is usual for this run is learned anew where it depends on {', '.join(because)}"
+        journal.append("note", kept.iteration, {"level": "info", "message": message})
+    coef = coef_to_start_from(kept.kl_coef, kept_spec, spec.kl)
+    return kept.after(kl_coef=coef, score_moments=moments, alerts=alerts)
 
 
 def _with_gate(
