@@ -1,8 +1,9 @@
 """Sends what waits for webhooks, in a thread of the reconciler's process with an event loop of its own.
 
 It shares nothing with the reconciler's loop but the process: no lease waits for a receiver. It needs no lock either,
-since every message is claimed before it is sent, so several may run. One message a webhook is on its way at a time; a
-receiver that hangs keeps nobody else waiting.
+since every message is claimed before it is sent, so several may run. One message a webhook is on its way at a time.
+Webhooks whose last attempt failed share half of the places, so receivers that hang keep nobody else waiting, however
+many they are and however much waits for them.
 
 A message that fails is tried again after `webhook_first_wait_s`, then four times as long each time, six hours at most;
 after `webhook_attempts` it is dead. A receiver that says 410 Gone is switched off.
@@ -11,6 +12,7 @@ after `webhook_attempts` it is dead. A receiver that says 410 Gone is switched o
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import ssl
 import threading
@@ -31,6 +33,7 @@ log = logging.getLogger("worker.webhooks")
 LOOK_EVERY_S = 0.5
 AWAY_PAUSE_S = 3.0
 AT_ONCE = 8
+AT_ONCE_FAILING = AT_ONCE // 2
 LONGEST_WAIT_S = 6 * 3600.0
 FORGET_EVERY_S = 3600.0
 # A look-up of a name cannot be broken off, so hung ones hold threads until the resolver gives up.
@@ -46,6 +49,8 @@ class WebhookSender:
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="webhooks", daemon=True)
         self._flights: dict[asyncio.Task[None], str] = {}
+        self._failing: set[str] = set()
+        self._delivered = asyncio.Event()
         self._forget_at = 0.0
 
     def start(self) -> None:
@@ -76,14 +81,17 @@ class WebhookSender:
             except Exception:
                 log.exception("webhooks")
                 await asyncio.sleep(AWAY_PAUSE_S)
-            await asyncio.sleep(LOOK_EVERY_S)
+            # A receiver that takes messages is sent the next at once; one that does not is given time.
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._delivered.wait(), LOOK_EVERY_S)
+            self._delivered.clear()
         if self._flights:
             await asyncio.wait(self._flights, timeout=1.0)
 
     async def _look(self, tls: ssl.SSLContext) -> None:
         """Take what is due, as far as there is room."""
         while len(self._flights) < AT_ONCE:
-            message = await asyncio.to_thread(self._claim, list(self._flights.values()))
+            message = await asyncio.to_thread(self._claim, self._not_now())
             if message is None:
                 break
             flight = asyncio.create_task(self._deliver(message, tls))
@@ -93,15 +101,33 @@ class WebhookSender:
             self._forget_at = time.monotonic() + FORGET_EVERY_S
             await asyncio.to_thread(self._forget)
 
+    def _not_now(self) -> list[str]:
+        """Webhooks that are sent nothing while the present messages are on their way."""
+        busy = set(self._flights.values())
+        if len(busy & self._failing) >= AT_ONCE_FAILING:
+            busy |= self._failing
+        return list(busy)
+
     async def _deliver(self, message: Claimed, tls: ssl.SSLContext) -> None:
         try:
             answer = await post(message, self._hosts, self._settings.webhook_timeout_s, tls)
+        except Exception as error:
+            log.exception("message %s", message.id)
+            answer = Answer(error=f"it could not be sent: {type(error).__name__}: {error}")
+        if answer.error is None:
+            self._failing.discard(message.webhook_id)
+        else:
+            self._failing.add(message.webhook_id)
+        try:
             await asyncio.to_thread(self._mark, message, answer)
         except AWAY as error:
             # Unmarked, it is sent again once its claim has run out: at least once, under one id.
             log.warning("message %s is not marked: %s", message.id, str(error).splitlines()[0])
         except Exception:
             log.exception("message %s", message.id)
+        else:
+            if answer.error is None:
+                self._delivered.set()
 
     def _claim(self, busy: list[str]) -> Claimed | None:
         with self._sessions.begin() as session:

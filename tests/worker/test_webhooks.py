@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,11 +17,14 @@ from sqlalchemy import select
 from store import webhooks
 from store.alerts import take_news
 from store.models import Run
-from store.webhook_queue import send_again
+from store.webhook_queue import queue_message, send_again
 from store.webhook_tables import Webhook, WebhookDelivery
 from tests.alert_news import news
 from tests.worker.platform import Platform, wait_until
 from tests.worker.webhook_receiver import Receiver, webhook_receiver
+from worker.settings import read_settings
+from worker.webhook_post import Answer
+from worker.webhooks import AT_ONCE, LOOK_EVERY_S, WebhookSender
 
 pytestmark = pytest.mark.stack
 
@@ -57,6 +62,11 @@ def alert(platform: Platform, run_id: str, **fields: Any) -> None:
 def deliveries(platform: Platform, webhook: Webhook) -> list[WebhookDelivery]:
     with platform.sessions() as session:
         return list(session.scalars(select(WebhookDelivery).where(WebhookDelivery.webhook_id == webhook.id)))
+
+
+def all_deliveries(platform: Platform) -> list[WebhookDelivery]:
+    with platform.sessions() as session:
+        return list(session.scalars(select(WebhookDelivery)))
 
 
 def test_a_kill_between_sending_and_marking_sends_again_under_the_same_id(
@@ -119,3 +129,62 @@ def test_failures_are_tried_again_then_dead_and_a_hanging_receiver_holds_nobody_
             send_again(session, session.get_one(WebhookDelivery, deliveries(platform, hooks[0])[0].id))
         wait_until(lambda: standing()[0] == ("delivered", 1), PATIENCE_S)
         assert len(hanging.known) == 1
+
+
+def test_many_hanging_receivers_and_all_that_waits_for_them_hold_nobody_up(
+    platform: Platform, receiver: Receiver
+) -> None:
+    """More of them than are sent to at once, each with so much that they would be served for minutes."""
+    with contextlib.ExitStack() as stack:
+        for _ in range(AT_ONCE + 1):
+            hanging = stack.enter_context(webhook_receiver())
+            hanging.reply = lambda _: None
+            hook = register(platform, hanging.url)
+            with platform.sessions.begin() as session:
+                for _ in range(40):
+                    queue_message(session, "webhook.test", {}, [hook.id])
+        well = register(platform, receiver.url)
+        platform.start("worker.reconcile")
+        # By then every place has been taken by one that hangs.
+        wait_until(lambda: sum(one.last_error is not None for one in all_deliveries(platform)) >= AT_ONCE, PATIENCE_S)
+        began = time.monotonic()
+        for _ in range(5):
+            with platform.sessions.begin() as session:
+                queue_message(session, "webhook.test", {}, [well.id])
+        wait_until(lambda: len(receiver.known) == 5, PATIENCE_S)
+        assert time.monotonic() - began < 15
+
+
+def test_a_receiver_that_takes_them_is_sent_what_waits_without_a_pause(platform: Platform, receiver: Receiver) -> None:
+    hook = register(platform, receiver.url)
+    with platform.sessions.begin() as session:
+        for _ in range(100):
+            queue_message(session, "webhook.test", {}, [hook.id])
+    platform.start("worker.reconcile")
+    wait_until(lambda: len(receiver.requests) > 0, PATIENCE_S)
+    began = time.monotonic()
+    wait_until(lambda: len(receiver.known) == 100, PATIENCE_S)
+    assert time.monotonic() - began < 100 * LOOK_EVERY_S / 2
+    assert len(receiver.requests) == 100
+
+
+def test_a_message_that_cannot_be_sent_for_a_fault_of_ours_uses_its_attempts_up(
+    platform: Platform, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken(*_: object) -> Answer:
+        raise RuntimeError("no such thing")
+
+    monkeypatch.setattr("worker.webhooks.post", broken)
+    hook = register(platform, receiver.url)
+    with platform.sessions.begin() as session:
+        queue_message(session, "webhook.test", {}, [hook.id])
+    for name, value in platform.environment().items():
+        monkeypatch.setenv(name, value)
+    sender = WebhookSender(read_settings())
+    sender.start()
+    try:
+        wait_until(lambda: deliveries(platform, hook)[0].status == "dead", PATIENCE_S)
+    finally:
+        sender.stop()
+    (one,) = deliveries(platform, hook)
+    assert (one.attempts, one.last_error) == (3, "it could not be sent: RuntimeError: no such thing")
