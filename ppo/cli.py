@@ -12,6 +12,7 @@ from rich.console import Console
 from ppo import (
     cli_alerts,
     cli_checkpoints,
+    cli_gates,
     cli_going_back,
     cli_logs,
     cli_records,
@@ -36,6 +37,7 @@ cli_runs.register(app)
 cli_going_back.register(app)
 cli_checkpoints.register(app)
 cli_alerts.register(app)
+cli_gates.register(app)
 cli_logs.register(app)
 cli_records.register(app)
 cli_workers.register(app)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterable
 from itertools import islice
+from json import dumps
 from typing import Annotated
 
 import typer
@@ -14,7 +16,7 @@ from ppo import show
 from ppo.cli_options import Json, ListsByDefault
 from ppo.cli_runs import platform
 from ppo.finding import find_run
-from ppo.wire import Alert, AlertStatus, Delivery, Webhook
+from ppo.wire import Alert, AlertStatus, Delivery, Evidence, Webhook
 from ppo_core.rundir import number
 
 AlertId = Annotated[str, typer.Argument(metavar="ID", help="An alert's id, as `ppo alerts` shows it.")]
@@ -136,27 +138,37 @@ def _alert_table(found: Iterable[Alert]) -> None:
 def _alert_page(alert: Alert) -> None:
     show.line(f"{alert['severity']}: {alert['title']}  ({alert['id']})")
     suggestion = alert["suggestion"]
+    # A story's detail is its signs in a row, and another alert's one sign is its title: each is said once.
+    signs = alert["evidence"] if alert["kind"] == "story" else []
     for label, value in (
         ("run", f"{alert['run_name']}  {alert['run_id']}"),
         ("stands", standing(alert)),
         ("raised", f"at iteration {alert['iteration']} of segment {alert['segment']}, since {alert['onset']}"),
-        ("numbers", alert["detail"]),
+        ("numbers", "" if signs else alert["detail"]),
         ("meaning", alert["meaning"]),
         ("remedy", alert["remedy"]),
     ):
         if value:
             show.line(f"  {label:<8} {value}")
-    for sign in alert["evidence"]:
-        numbers = f"  ({sign['metric']}: {_plain(sign['then'])} → {_plain(sign['now'])})" if sign["metric"] else ""
-        show.line(f"  sign     {sign['text']}{numbers}")
+    for sign in signs:
+        show.line(f"  sign     {sign['text'] or _numbers(sign)}")
     if suggestion and suggestion["rollback"]:
-        settings = "".join(f" --set {name}={value}" for name, value in suggestion["changes"].items())
+        settings = "".join(f" --set {name}={_as_yaml(value)}" for name, value in suggestion["changes"].items())
         place = f"{suggestion['segment']}:{suggestion['iteration']}"
         show.line(f"  go back  ppo rollback {alert['run_id']} {place}{settings}")
 
 
+def _numbers(sign: Evidence) -> str:
+    return f"{sign['metric']}: {_plain(sign['then'])} → {_plain(sign['now'])}"
+
+
 def _plain(value: object) -> str:
     return number(value) if isinstance(value, int | float) or value is None else str(value)
+
+
+def _as_yaml(value: object) -> str:
+    """A setting as `--set` reads it, for a shell: `null` and `true`, not Python's words for them."""
+    return shlex.quote(value if isinstance(value, str) else dumps(value))
 
 
 # Webhooks

@@ -242,10 +242,11 @@ def _outcome(attempt: Attempt, end: Event | None, exits: list[RankExit], console
     elif code == ExitCode.DONE:
         _say(console, as_json, f"succeeded: {end.iteration} iterations; checkpoints in {attempt.segment.checkpoints}")
     else:
+        why = f": {end.payload['why']}" if end.payload.get("why") else ""
         _say(
             console,
             as_json,
-            f"{end.payload['reason']} after iteration {end.iteration}; to go on, repeat the command with "
+            f"{end.payload['reason']} after iteration {end.iteration}{why}; to go on, repeat the command with "
             f"--resume --run-dir {attempt.run_dir}",
         )
     return of_trainer(code)

@@ -43,5 +43,6 @@ def log_line(event: Event) -> str | None:
         case "ack":
             return f"{payload['kind']} ({payload['command']}): {payload['status']}"
         case "end":
-            return f"ended at iteration {event.iteration}: {payload['reason']}, code {payload['code']}"
+            why = f" ({payload['why']})" if payload.get("why") else ""
+            return f"ended at iteration {event.iteration}: {payload['reason']}{why}, code {payload['code']}"
     return event_line(event.type, payload)

@@ -69,10 +69,13 @@ def run_segment(segment: SegmentDir, token: int, attempt: int, change: Callable[
     journal: Journal = SilentJournal() if rank else LoggedJournal(JournalWriter(segment.journal))
     with contextlib.closing(journal):
         error: dict[str, Any] | None = None
+        unasked: dict[str, str | None] = {}
         try:
             with contextlib.nullcontext() if rank else reserved_space(segment.reserve):
                 outcome = _train(segment, token, attempt, journal, change)
             code, reason = outcome.code, outcome.reason
+            if outcome.why is not None:
+                unasked = {"why": outcome.why, "hint": outcome.hint}
         except RankLostError:
             raise
         except PPOCoreError as fault:
@@ -89,8 +92,8 @@ def run_segment(segment: SegmentDir, token: int, attempt: int, change: Callable[
                 error = _described(fault, DiskFullError.code, DiskFullError.hint)
             else:
                 code, reason = ExitCode.FAULT, "error"
-                hint = "This is a fault of the trainer; its traceback is kept with the run."
-                error = _described(fault, "unexpected", hint)
+                remedy = "This is a fault of the trainer; its traceback is kept with the run."
+                error = _described(fault, "unexpected", remedy)
         if error is not None:
             with contextlib.suppress(OSError):  # The log may lie on the disk that is full.
                 print(error["traceback"], file=sys.stderr, flush=True)
@@ -98,7 +101,7 @@ def run_segment(segment: SegmentDir, token: int, attempt: int, change: Callable[
                 fault_file = segment.fault(attempt, rank)
                 write_atomically(fault_file, json.dumps({**error, "exit_code": int(code)}) + "\n")
         iteration = journal.last.iteration if journal.last else 0
-        journal.append("end", iteration, {"code": int(code), "reason": reason, "error": error})
+        journal.append("end", iteration, {"code": int(code), "reason": reason, "error": error, **unasked})
     return code
 
 

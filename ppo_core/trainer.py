@@ -46,14 +46,18 @@ from ppo_core.training.updates import SkippedStep, SkippedTooOften
 PHASE_DEADLINE_S = 1800.0
 # Batches of skipped steps that a segment keeps; one is enough to find most causes, and disks are finite.
 MAX_KEPT_SKIPPED = 20
+ALERT_HINT = "The alert has its evidence and a way back: see `ppo alerts RUN`, or Alerts on the run's page."
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a trainer ended: the code it leaves with, and the reason in one word."""
+    """How a trainer ended: the code it leaves with, and the reason in one word. Where nobody asked for the end, `why`
+    says it in a sentence and `hint` what to do."""
 
     code: ExitCode
     reason: str
+    why: str | None = None
+    hint: str | None = None
 
 
 @dataclass(frozen=True)
@@ -224,8 +228,9 @@ class Trainer:
         self._save(reason)
         if self.control.wants_checkpoint():
             self.control.done("checkpoint")
-        stops = any(alert["action"] == "stop" for alert in acting)
-        return Outcome(ExitCode.GATE_OR_GUARD if stops else ExitCode.PAUSED, reason)
+        stopping = [alert for alert in acting if alert["action"] == "stop"]
+        why = "; ".join(alert["title"] for alert in stopping or acting)
+        return Outcome(ExitCode.GATE_OR_GUARD if stopping else ExitCode.PAUSED, reason, why, ALERT_HINT)
 
     def _asked_to_end(self) -> Outcome | None:
         asked = self.control.wants_to_end()
@@ -238,7 +243,8 @@ class Trainer:
         if limit is not None and self.ranks.first(self._hours) > limit:
             self._save("guard")
             self.control.done("checkpoint")  # Whoever looked whether to end has seen it.
-            return Outcome(ExitCode.GATE_OR_GUARD, "guard")
+            why = f"it has trained for resources.max_hours, {limit:g} h"
+            return Outcome(ExitCode.GATE_OR_GUARD, "guard", why, "Roll it back to its newest checkpoint with more.")
         return None
 
     # Alerts

@@ -75,18 +75,21 @@ def from_end(end: dict[str, Any], saved_iteration: int | None, draining: bool) -
     """What the trainer's own last word means."""
     reason = str(end.get("reason") or "")
     error = end_error(end)
+    why = str(end.get("why") or "")
     saved = None if saved_iteration is None else f"saved at iteration {saved_iteration}"
+    hint = str(end["hint"]) if end.get("hint") else None
+    tripped = "; ".join(part for part in (why, saved) if part) or None
     match end.get("code"):
         case ExitCode.DONE:
             return Outcome("succeeded", "goal")
         case ExitCode.PAUSED if error:  # It cannot go on as things are, and loses no more than since its checkpoint.
             return Outcome("paused", reason, str(error.get("message") or ""), error.get("hint"))
         case ExitCode.PAUSED:
-            return Outcome("paused", reason or "paused", saved)
+            return Outcome("paused", reason or "paused", tripped, hint)
         case ExitCode.STOPPED:
             return Outcome("requeued", "drained", saved) if draining else Outcome("stopped", "stopped", saved)
         case ExitCode.GATE_OR_GUARD:
-            return Outcome("stopped", reason or "guard", saved)
+            return Outcome("stopped", reason or "guard", tripped, hint)
         case ExitCode.DRAINED:
             return Outcome("requeued", "drained", saved)
         case ExitCode.BAD_SPEC | ExitCode.DATA_OR_REWARD | ExitCode.FAULT:

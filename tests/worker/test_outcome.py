@@ -43,6 +43,14 @@ def test_a_pause_with_an_error_says_what_holds_it_up() -> None:
     assert outcome == Outcome("paused", "disk_full", "too few scores", "run it by hand")
 
 
+@pytest.mark.parametrize(("code", "kind"), [(10, "paused"), (69, "stopped")])
+def test_an_end_by_an_alert_says_which_and_where_to_look(code: int, kind: str) -> None:
+    end = {"code": code, "reason": "guard", "error": None, "why": "Entropy has collapsed", "hint": "see its alerts"}
+    outcome = from_end(end, 20, False)
+    detail = "Entropy has collapsed; saved at iteration 20"
+    assert (outcome.kind, outcome.detail, outcome.hint) == (kind, detail, "see its alerts")
+
+
 def test_a_full_disk_pauses_and_another_fault_of_the_folder_is_a_loss_once_it_trained() -> None:
     full, broken = OSError(errno.ENOSPC, "No space left on device"), OSError(errno.EIO, "Input/output error")
     assert without_files(full, started=False).kind == without_files(full, started=True).kind == "paused"

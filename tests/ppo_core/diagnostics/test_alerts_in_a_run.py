@@ -40,8 +40,11 @@ def test_an_alert_pauses_with_a_checkpoint_and_the_run_goes_on_from_there(toy: d
     """It is raised once: not again after the restart, whose state is the undisturbed run's to the last bit."""
     paused = toy_segment(tmp_path / "paused", {**toy, "alerts": {**OWN, "on_warning": "pause"}})
     assert run_segment(paused, 1, 1) == ExitCode.PAUSED
-    assert journal(paused, "end")[0].payload == {"code": 10, "reason": "guard", "error": None}
     (event,) = journal(paused, "alert")
+    end = journal(paused, "end")[0].payload
+    assert {key: end[key] for key in ("code", "reason", "error")} == {"code": 10, "reason": "guard", "error": None}
+    assert end["why"] == event.payload["title"]
+    assert "ppo alerts" in end["hint"]
     assert event.payload["action"] == "pause"
     assert event.payload["title"].startswith("Response length, median is 8 tokens")
     assert [path.name for path in checkpoints(paused)] == ["iter-000003", "iter-000004"]
