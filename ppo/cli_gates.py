@@ -66,13 +66,13 @@ def _fields(gate: Gate) -> tuple[object, ...]:
 
 def _table(found: list[Gate]) -> None:
     table = Table(box=None, pad_edge=False, padding=(0, 1))
-    for heading in ("gate", "result", "preferred to the last gate", "preferred to the start", "training score since"):
-        table.add_column(heading, no_wrap=heading == "gate")
+    for heading in ("gate", "result", "against the last", "against the start", "training score"):
+        table.add_column(heading, no_wrap=True)
     for gate in found:
         rise, error = gate["rise"]["mean"], gate["rise"]["standard_error"]
         table.add_row(
             f"{gate['segment']}:{gate['iteration']}",
-            ("tripped" if gate["tripped"] else "passed") + ("" if gate["active"] else ", left behind"),
+            ("tripped" if gate["tripped"] else "passed") + ("" if gate["active"] else " (left)"),
             _wins(gate["against_last"]),
             _wins(gate["against_start"]),
             "–" if rise is None or error is None else f"{rise:+.3g} ± {2 * error:.2g}",
@@ -83,7 +83,7 @@ def _table(found: list[Gate]) -> None:
 def _wins(wins: GateWins) -> str:
     if wins["rate"] is None or wins["low"] is None or wins["high"] is None:
         return "–"
-    return f"{wins['rate']:.0%} ({wins['low']:.2f} to {wins['high']:.2f})"
+    return f"{wins['rate']:.0%} ({wins['low']:.2f}–{wins['high']:.2f})"
 
 
 def register(app: typer.Typer) -> None:

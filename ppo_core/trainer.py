@@ -39,6 +39,7 @@ from ppo_core.rundir import (
 from ppo_core.samples import held_out_records, rollout_records
 from ppo_core.score_shaping import RunningMoments
 from ppo_core.spec import RunSpec
+from ppo_core.spec.files import context_length, model_config
 from ppo_core.stopwatch import Stopwatch
 from ppo_core.training.updates import SkippedStep, SkippedTooOften
 
@@ -100,7 +101,8 @@ class Trainer:
         self.judge_score: float | None = None
         # Rank 0's watches for all; what it says is told to the others, as times and the like differ between them.
         self.told_alerts: set[tuple[str, str]] = set()
-        self.watch = Watch(spec, state.alerts, lambda iteration: checkpoint_before(segment, iteration))
+        context = context_length(model_config(spec.policy.model))
+        self.watch = Watch(spec, state.alerts, lambda iteration: checkpoint_before(segment, iteration), context)
 
     def train(self) -> Outcome:
         """Run until the goal is reached, the run is asked to end, or a gate or guard trips.

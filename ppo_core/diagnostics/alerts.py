@@ -38,8 +38,16 @@ CheckpointBefore = Callable[[int], tuple[str, int] | None]
 class Watch:
     """What is watched, with all that it remembers."""
 
-    def __init__(self, spec: RunSpec, state: Mapping[str, Any] | None, checkpoint_before: CheckpointBefore) -> None:
+    def __init__(
+        self,
+        spec: RunSpec,
+        state: Mapping[str, Any] | None,
+        checkpoint_before: CheckpointBefore,
+        context: int | None = None,
+    ) -> None:
+        """`context` is how many positions the policy has, where that is known: what is proposed stays within it."""
         self.spec = spec
+        self._context = context
         self._checkpoint_before = checkpoint_before
         self._bands = watched_bands(spec.alerts.bands)
         state = state or {"baseline": {}, "history": {}, "rules": {}}
@@ -148,7 +156,7 @@ class Watch:
             word = "usual is" if band.relative_to == "baseline" else "40 iterations before it counted as"
             against = f", {word} {found.baseline:.4g}"
         bound = f"beyond {found.bound:.4g}{against}" if found.bound is not None else "out of its band"
-        value = "not a finite number" if found.value is None else f"{found.value:.4g} {entry.unit}"
+        value = "not a finite number" if found.value is None else entry.with_unit(f"{found.value:.4g}")
         text = f"{entry.title} is {value}" + (f", {bound}" if found.value is not None else "")
         sign = Sign(name, found.baseline, found.value, text, since)
         action = alerts.on_critical if severity == "critical" else alerts.on_warning
@@ -229,13 +237,16 @@ class Watch:
         A band names a metric, not a cause, so it changes no setting: its remedy says what to look at.
         """
         before = self._checkpoint_before(since)
-        changes = changes_for(rule.removeprefix("story:"), self.spec, set(metrics), before[1] if before else 0)
+        kind, name = rule.split(":", 1)
+        what = {"band": f"what {name} shows", "story": name.replace("_", " "), "gate": "what the judge gate saw"}[kind]
+        story = name if kind == "story" else rule
+        changes = changes_for(story, self.spec, set(metrics), before[1] if before else 0, self._context)
         if before is None and not changes:
             return None
-        reason = f"it began at iteration {since}" + (
+        reason = f"{what} began at iteration {since}" + (
             f"; {before[0]} is the newest checkpoint before that" if before is not None else "; no checkpoint is older"
         )
-        if rule.startswith("band:"):
+        if kind == "band":
             reason += "; with nothing changed the run repeats itself"
         return {"checkpoint": before[0] if before is not None else None, "changes": changes, "reason": reason}
 

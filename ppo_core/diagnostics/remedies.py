@@ -14,18 +14,24 @@ from ppo_core.spec import RunSpec
 Changes = dict[str, Any]
 MOST_KL_COEF = 100.0
 MOST_ENTROPY_COEF = 10.0
+MOST_NEW_TOKENS = 131_072
 # Iterations in which only the critic learns, after going back.
 WARM_UP = 10
 
 
-def changes_for(story: str, spec: RunSpec, metrics: set[str], iteration: int) -> Changes:
+def changes_for(
+    story: str, spec: RunSpec, metrics: set[str], iteration: int, context: int | None = None
+) -> Changes:
     """Settings to go back with; none where no setting mends it.
 
     Args:
         story: name of the story, or the gate's rule.
         metrics: those of its evidence.
         iteration: of the checkpoint to go back to, 0 for the start.
+        context: positions that the policy has; None: not known.
     """
+    if story == "generation_cut_off":
+        return _longer(spec, context)
     make = _CHANGES.get(story)
     return make(spec, metrics, iteration) if make is not None else {}
 
@@ -84,8 +90,11 @@ def _teach(spec: RunSpec, metrics: set[str], iteration: int) -> Changes:
     return changes
 
 
-def _longer(spec: RunSpec, metrics: set[str], iteration: int) -> Changes:
-    return {"rollout.max_new_tokens": min(131072, 2 * spec.rollout.max_new_tokens)}
+def _longer(spec: RunSpec, context: int | None) -> Changes:
+    """Answers twice as long, or as long as the policy's context has room for; nothing where that is no more."""
+    room = MOST_NEW_TOKENS if context is None else min(MOST_NEW_TOKENS, context - spec.data.max_prompt_tokens)
+    longer = min(2 * spec.rollout.max_new_tokens, room)
+    return {"rollout.max_new_tokens": longer} if longer > spec.rollout.max_new_tokens else {}
 
 
 def _digits(value: float) -> float:
@@ -100,6 +109,5 @@ _CHANGES: dict[str, Callable[[RunSpec, set[str], int], Changes]] = {
     "kl_runaway": _slower,
     "too_many_epochs": _fewer_epochs,
     "critic_not_learning": _teach,
-    "generation_cut_off": _longer,
     "gate:judge": _form,
 }

@@ -80,7 +80,8 @@ class Reading:
     def _moved(self, name: str, start: Reference, now: float, word: str) -> Sign:
         since = onset(self.history.smoothed(name), start.median, now, MOVED * start.mad)
         entry = metric(name)
-        text = f"{entry.title} {word} from {start.median:.3g} to {now:.3g} {entry.unit}, from iteration {since} on"
+        there = entry.with_unit(f"{now:.3g}")
+        text = f"{entry.title} {word} from {start.median:.3g} to {there}, from iteration {since} on"
         return Sign(name, start.median, now, text, since)
 
 

@@ -67,3 +67,7 @@ class Metric:
     band: Band | None = None
     direction: Direction = "none"
     when: When = "iteration"
+
+    def with_unit(self, number: str) -> str:
+        """A number of this metric in a sentence: `53.3 tokens`; shares and quotients stand alone."""
+        return number if self.unit in ("share", "1") else f"{number} {self.unit}"

@@ -218,6 +218,15 @@ def test_a_fix_is_within_bounds_whatever_the_settings(raw: dict[str, Any]) -> No
         parse_spec(apply_settings(spec.model_dump(mode="json"), changes))
 
 
+@pytest.mark.parametrize(("context", "longer"), [(None, 80), (100, 80), (76, 60), (56, None)])
+def test_longer_answers_are_proposed_only_as_far_as_the_context_goes(context: int | None, longer: int | None) -> None:
+    from ppo_core.diagnostics.remedies import changes_for
+
+    spec = made_spec(data={**RAW["data"], "max_prompt_tokens": 16}, rollout={"max_new_tokens": 40})
+    changes = changes_for("generation_cut_off", spec, set(), 40, context)
+    assert changes == ({} if longer is None else {"rollout.max_new_tokens": longer})
+
+
 def better_and_longer(iteration: int) -> Mapping[str, float]:
     """Answers that are longer since more has to be said: they end as before, and are not poorer."""
     return {"response/length_mean": 30 * _grown(iteration, 1.45), "reward/score_mean": iteration / 100}
