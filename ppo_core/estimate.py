@@ -6,17 +6,22 @@ so a family whose parameters are not counted exactly gives None and a warning in
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
+from ppo_core.errors import DataError
 from ppo_core.memory import MemoryEstimate, memory_of
 from ppo_core.memory_words import memory_lines, memory_warnings
 from ppo_core.memory_words import size_text as size_text
 from ppo_core.model_shape import ModelShape, model_shape
 from ppo_core.spec import RunSpec
-from ppo_core.spec.advice import warnings_of
+from ppo_core.spec.advice import warnings_of, win_rate_spread
 from ppo_core.spec.files import model_config
+from ppo_core.spec.hub import is_hub
+from ppo_core.spec.prompt_files import prompts_of
 from ppo_core.state_memory import Networks, bytes_a_weight, trained_parameters
 
 # One token of a kept sample: ids, text and seven numbers as JSON.
@@ -86,8 +91,14 @@ def estimate(spec: RunSpec, config: Mapping[str, Any] | None = None, *, start_it
     )
     about_memory = () if memory is None else memory_warnings(spec, memory)
     critic_is_unknown = critic is None and spec.policy.value_head == "separate"
-    warnings = (*warnings_of(spec), *_unknown(policy, critic_is_unknown, reward_parameters), *about_memory)
-    return replace(numbers, warnings=warnings, meaning=_meaning(spec, numbers, start_iteration))
+    gate_prompts = _gate_prompts(spec)
+    warnings = (
+        *warnings_of(spec),
+        *_few_gate_prompts(spec, gate_prompts),
+        *_unknown(policy, critic_is_unknown, reward_parameters),
+        *about_memory,
+    )
+    return replace(numbers, warnings=warnings, meaning=_meaning(spec, numbers, start_iteration, gate_prompts))
 
 
 def _config(folder: str) -> Mapping[str, Any]:
@@ -96,6 +107,25 @@ def _config(folder: str) -> Mapping[str, Any]:
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def _gate_prompts(spec: RunSpec) -> int:
+    """Held-out prompts that a gate has: as many as it asks for, or those that the file holds where they are fewer."""
+    if spec.gate.judge is None or spec.data.held_out is None or is_hub(spec.data.held_out):
+        return spec.gate.prompts
+    try:
+        found = sum(1 for _ in islice(prompts_of(Path(spec.data.held_out)), spec.gate.prompts))
+    except DataError:  # The checks of the files have named it.
+        return spec.gate.prompts
+    return found or spec.gate.prompts
+
+
+def _few_gate_prompts(spec: RunSpec, there: int) -> Iterator[str]:
+    if there < spec.gate.prompts:
+        yield (
+            f"gate.prompts is {spec.gate.prompts} but data.held_out has {_count(there, 'prompt')}: gates compare "
+            f"answers to those, and a win rate of one half is uncertain by ± {win_rate_spread(there):.2f}; add prompts"
+        )
 
 
 def _critic(spec: RunSpec, policy: ModelShape | None) -> ModelShape | None:
@@ -146,7 +176,7 @@ def _unknown(policy: ModelShape | None, critic_is_unknown: bool, rewards: tuple[
     return found
 
 
-def _meaning(spec: RunSpec, numbers: Estimate, start_iteration: int) -> tuple[str, ...]:
+def _meaning(spec: RunSpec, numbers: Estimate, start_iteration: int, gate_prompts: int) -> tuple[str, ...]:
     update, batch = spec.update, spec.rollout.batch_size
     num_iterations = max(0, spec.iterations - start_iteration)
     which = f" ({start_iteration + 1} to {spec.iterations})" if 0 < start_iteration < spec.iterations else ""
@@ -171,7 +201,7 @@ def _meaning(spec: RunSpec, numbers: Estimate, start_iteration: int) -> tuple[st
             f"{_count(numbers.checkpoints_kept, 'checkpoint')} of {size_text(numbers.checkpoint_bytes)} stay, "
             f"about {size_text(numbers.disk_bytes)} of disk"
         )
-    lines.append(_watching(spec, start_iteration))
+    lines.append(_watching(spec, start_iteration, gate_prompts))
     return tuple(lines)
 
 
@@ -190,15 +220,15 @@ def _corrections(spec: RunSpec) -> list[str]:
     return found
 
 
-def _watching(spec: RunSpec, start_iteration: int) -> str:
+def _watching(spec: RunSpec, start_iteration: int, gate_prompts: int) -> str:
     if spec.gate.judge is None:
         return "no judge: nothing watches for reward hacking"
     action = {"stop": "stops the run", "pause": "pauses the run", "note": "is noted"}[spec.gate.action]
     gates = _times(spec, spec.gate.every, start_iteration)
     # Each pair in both orders, with the last gate's answer and with the start's.
-    asked = f", asked up to {4 * spec.gate.prompts:,} times each" if spec.gate.judge.kind == "openai" else ""
+    asked = f", asked up to {4 * gate_prompts:,} times each" if spec.gate.judge.kind == "openai" else ""
     return (
-        f"the judge compares answers to {_count(spec.gate.prompts, 'held-out prompt')} every "
+        f"the judge compares answers to {_count(gate_prompts, 'held-out prompt')} every "
         f"{_count(spec.gate.every, 'iteration')}, {_count(gates, 'time')}{asked}; a tripped gate {action}"
     )
 

@@ -19,9 +19,7 @@ MOST_NEW_TOKENS = 131_072
 WARM_UP = 10
 
 
-def changes_for(
-    story: str, spec: RunSpec, metrics: set[str], iteration: int, context: int | None = None
-) -> Changes:
+def changes_for(story: str, spec: RunSpec, metrics: set[str], iteration: int, context: int | None = None) -> Changes:
     """Settings to go back with; none where no setting mends it.
 
     Args:

@@ -43,6 +43,25 @@ class Band:
     good_from: float | None = None  # From this value up the metric is healthy, whatever it is compared with.
     red_iterations: int = 1  # It is red only after so many iterations in a row beyond the red bound.
 
+    @property
+    def measured(self) -> str:
+        """What the bounds are bounds of, in words."""
+        if self.relative_to is None:
+            return "the value itself"
+        other = "the run's baseline" if self.relative_to == "baseline" else "its value of 40 iterations before"
+        return {
+            "value": "the value itself",
+            "factor": f"the factor to {other}",
+            "difference": f"the distance to {other}",
+            "mad": f"the distance to {other} in median deviations",
+        }[self.measure]
+
+    @property
+    def bounds(self) -> dict[str, float]:
+        """The bounds that there are, by name, from the lowest on."""
+        named = {"red_low": self.red_low, "low": self.low, "high": self.high, "red_high": self.red_high}
+        return {name: bound for name, bound in named.items() if bound is not None}
+
 
 @dataclass(frozen=True)
 class Metric:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from ppo_core.registry import METRICS, PANELS, Metric
+from ppo_core.registry import METRICS, PANELS, Band, Metric
 
 _HEAD = """# Metrics
 
 Made by `python -m ppo_core.registry`; change `ppo_core/registry/`, not this page.
 
-Every name is used as it stands in charts, in the API, in alert rules and in `--require 'judge/win_rate>=0.5'`. A name
-that ends in `*` is a family: `policy/approx_kl/epoch_1`. Bands are heuristics to start from, not laws. A value that is
-undefined in an iteration is null, never 0.
+Every name is used as it stands in charts, in the API and in alerts. A name that ends in `*` is a family:
+`policy/approx_kl/epoch_1`. Bands are heuristics to start from, not laws; "In `alerts.bands`" is how a spec would write
+a metric's own, and what bounds there are measured in. A value that is undefined in an iteration is null, never 0.
 """
 
 _WHEN = {
@@ -38,9 +38,14 @@ def _entry(entry: Metric) -> str:
         lines.append(f"- Legal: {_range(*entry.legal)}.")
     if entry.band is not None:
         lines.append(f"- Healthy: {entry.band.text}")
+        lines.append(f"- In `alerts.bands`: `{{{_bounds(entry.band)}}}`, bounds of {entry.band.measured}.")
     lines.append(f"- Reading: {entry.meaning}")
     lines.append(f"- Remedy: {entry.remedy}")
     return "\n".join(lines) + "\n"
+
+
+def _bounds(band: Band) -> str:
+    return ", ".join(f"{name}: {bound:g}" for name, bound in band.bounds.items())
 
 
 def _range(low: float | None, high: float | None) -> str:

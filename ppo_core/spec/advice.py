@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from ppo_core.registry import Band, metric
 from ppo_core.spec.groups import MAX_KL_ERROR
 from ppo_core.spec.run_spec import RunSpec
+from ppo_core.spec.watching import AlertBand
 
 MANY_EPOCHS = 4
 FEW_ROWS = 4
@@ -125,13 +127,38 @@ def _watching(spec: RunSpec) -> Iterator[str]:
         if spec.gate.every > spec.iterations:
             yield f"gate.every is {spec.gate.every} but the run has {spec.iterations} iterations: the gate never looks"
         if spec.gate.prompts < FEW_GATE_PROMPTS:
-            wide = 1.96 * 0.5 / math.sqrt(spec.gate.prompts)
             yield (
-                f"gate.prompts is {spec.gate.prompts}: a win rate of one half is then uncertain by ± {wide:.2f}; "
+                f"gate.prompts is {spec.gate.prompts}: a win rate of one half is then uncertain by "
+                f"± {win_rate_spread(spec.gate.prompts):.2f}; "
                 f"{FEW_GATE_PROMPTS} and more tell small losses"
             )
     if spec.data.held_out is None:
         yield "no data.held_out: scores are only ever of prompts that were trained on"
+    for name, own in spec.alerts.bands.items():
+        band = metric(name).band
+        if own is not None and band is not None:
+            yield from _band(name, own, band)
+
+
+def _band(name: str, own: AlertBand, band: Band) -> Iterator[str]:
+    """Bounds that leave out what is usual for the run: most often meant as bounds of the value itself."""
+    if band.relative_to is None:
+        return
+    usual = 1.0 if band.measure == "factor" else 0.0
+    for bound in ("red_low", "low", "high", "red_high"):
+        given = getattr(own, bound)
+        if given is not None and (given > usual if bound.endswith("low") else given < usual):
+            example = ", ".join(f"{name}: {value:g}" for name, value in band.bounds.items())
+            yield (
+                f"alerts.bands.{name}.{bound} is {given:g}, a bound of {band.measured}: what is usual for the run lies "
+                f"outside; by itself the metric has {{{example}}}"
+            )
+            return
+
+
+def win_rate_spread(num_prompts: int) -> float:
+    """Half of the 95 % interval of a win rate of one half."""
+    return 1.96 * 0.5 / math.sqrt(num_prompts)
 
 
 def _saving(spec: RunSpec) -> Iterator[str]:

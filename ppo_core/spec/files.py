@@ -15,7 +15,7 @@ from ppo_core.spec.hub import hub_dataset, is_hub
 from ppo_core.spec.loading import Fault, spec_paths
 from ppo_core.spec.prompt_files import Unfit, read_rows
 from ppo_core.spec.run_spec import RunSpec
-from ppo_core.spec.same_scorer import same_scorer_faults
+from ppo_core.spec.same_scorer import UNREADABLE, same_scorer_faults, tensor_places
 from ppo_core.spec.scorers import JUDGE_FUNCTIONS, REWARD_FUNCTIONS, Scorer
 
 MAX_FAULTS_A_FILE = 10
@@ -107,6 +107,26 @@ def _model_folder(pointer: str, folder: Path) -> Iterator[Fault]:
         yield Fault(pointer, f"{str(folder)!r} brings its own code (auto_map in config.json), which is never run")
     if not any(folder.glob("*.safetensors")):
         yield Fault(pointer, f"{str(folder)!r} has no .safetensors file; save the model with safe serialization")
+    elif pointer.startswith(("/reward/", "/gate/")) and _is_without_head(folder, config):
+        yield Fault(
+            pointer,
+            f"{str(folder)!r} is a language model ({config['architectures'][0]}) without a trained score head: it "
+            "gives no score; name a sequence classifier with one output",
+        )
+
+
+def _is_without_head(folder: Path, config: dict[str, Any]) -> bool:
+    """Whether a folder says that it is a causal language model, and holds no head to score with either.
+
+    What cannot be told from the files alone is told as the trainer loads the model.
+    """
+    named = config.get("architectures")
+    if not isinstance(named, list) or not named or not str(named[0]).endswith(("ForCausalLM", "LMHeadModel")):
+        return False
+    try:
+        return not any(name.startswith("score.") for name in tensor_places(folder))
+    except UNREADABLE:
+        return False
 
 
 def _hub_dataset(pointer: str, text: str) -> Iterator[Fault]:

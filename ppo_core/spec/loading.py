@@ -257,7 +257,7 @@ def spec_schema() -> dict[str, Any]:
 def _faults(error: ValidationError) -> list[Fault]:
     faults: list[Fault] = []
     for item in error.errors(include_url=False):
-        location = item["loc"]
+        location = tuple(part for part in item["loc"] if part != "[key]")  # pydantic's mark on a name itself
         pointer = "".join(f"/{_escape(str(part))}" for part in location)
         cause = item.get("ctx", {}).get("error")
         if isinstance(cause, Misfits):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Iterator
 from types import NoneType, UnionType
@@ -17,9 +18,10 @@ _HEAD = """# The run spec
 
 Made by `python -m ppo_core.spec`; change `ppo_core/spec/`, not this page.
 
-A spec is YAML (or JSON). Unknown fields are refused, all faults are named at once. `May change` says when a stored run
-may take another value: `rollback` (a new segment of the same run), `fork` (only a new run), `never`. A field without a
-default is required. Where only one value is allowed, the field keeps a place for choices to come.
+A spec is YAML (or JSON). Unknown fields are refused. All faults of fields are named at once, then all between groups,
+then all of the files that it names. `May change` says when a stored run may take another value: `rollback` (a new
+segment of the same run), `fork` (only a new run), `never`. A field without a default is required. Where only one value
+is allowed, the field keeps a place for choices to come.
 """
 
 
@@ -40,7 +42,7 @@ def _groups() -> Iterator[tuple[str, type[BaseModel]]]:
 
 
 def _table(title: str, model: type[BaseModel], prefix: str) -> Iterator[str]:
-    yield f"\n## {title}\n\n{(model.__doc__ or '').strip()}\n"
+    yield f"\n## {title}\n\n{inspect.getdoc(model) or ''}\n"
     if not model.model_fields:
         return
     yield "| field | kind | default | bounds | may change | what it is |\n|---|---|---|---|---|---|"

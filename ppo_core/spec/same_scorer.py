@@ -20,6 +20,8 @@ from ppo_core.spec.scorers import JUDGE_FUNCTIONS, REWARD_FUNCTIONS
 READ_BYTES = 1 << 20
 # A header of a safetensors file is bounded by its format.
 MAX_HEADER_BYTES = 100_000_000
+# What reading the tensors' places of a folder may raise.
+UNREADABLE = (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError)
 REMEDY = "it cannot see that reward being hacked; name a judge that shares nothing with the reward"
 
 
@@ -66,7 +68,7 @@ def same_weights(one: str | Path, other: str | Path) -> bool:
         if not first or kinds[0] != kinds[1]:
             return False
         return all(_same_bytes(first[name], second[name]) for name in sorted(first, key=lambda n: first[n].num_bytes))
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    except UNREADABLE:
         return False
 
 

@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
+import difflib
 from itertools import pairwise
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import field_validator, model_validator
+from pydantic import AfterValidator, model_validator
 
 from ppo_core.registry import METRICS, metric
 from ppo_core.spec.setting import Group, Misfits, setting
 
 Action = Literal["note", "pause", "stop"]
+
+
+def _exists(name: str) -> str:
+    try:
+        metric(name)
+    except KeyError:
+        near = difflib.get_close_matches(name, METRICS, n=1)
+        group = name.split("/")[0] + "/"
+        known = [each for each in METRICS if each.startswith(group)] or sorted(
+            {f"{each.split('/')[0]}/…" for each in METRICS}
+        )
+        remedy = f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(known)}"
+        raise Misfits([("", f"no metric is called {name!r}; {remedy}")]) from None
+    return name
+
+
+# Checked as the key that it is, so that a name and the bounds of another band are told at once.
+MetricName = Annotated[str, AfterValidator(_exists)]
 
 
 class AlertBand(Group):
@@ -49,7 +68,7 @@ class AlertsConfig(Group):
         ge=20,
         le=1000,
     )
-    bands: dict[str, AlertBand | None] = setting(
+    bands: dict[MetricName, AlertBand | None] = setting(
         {},
         "rollback",
         "Other bands by metric, such as `response/length_mean: {high: 2.0}`; null switches a metric's alerts off.",
@@ -60,24 +79,6 @@ class AlertsConfig(Group):
     on_story: Action = setting(
         "note", "rollback", "What a diagnosis (several signs that have one cause) does to the run."
     )
-
-    @field_validator("bands")
-    @classmethod
-    def _metrics_exist(cls, bands: dict[str, AlertBand | None]) -> dict[str, AlertBand | None]:
-        misfits = []
-        for name in bands:
-            try:
-                metric(name)
-            except KeyError:
-                group = name.split("/")[0] + "/"
-                known = [each for each in METRICS if each.startswith(group)] or sorted(
-                    {f"{each.split('/')[0]}/…" for each in METRICS}
-                )
-                place = "/" + name.replace("~", "~0").replace("/", "~1")
-                misfits.append((place, f"no metric is called {name!r}; known here: {', '.join(known)}"))
-        if misfits:
-            raise Misfits(misfits)
-        return bands
 
 
 class PreflightConfig(Group):

@@ -130,6 +130,11 @@ def test_checkpoints_kept(rules: dict[str, Any], kept: int) -> None:
         ({"gate": {"judge": None}}, "nothing watches for reward hacking"),
         ({"gate": {"every": 101}}, "the gate never looks"),
         (
+            {"alerts": {"bands": {"response/eos_rate": {"low": 0.9}}}},
+            "alerts.bands.response/eos_rate.low is 0.9, a bound of the distance to the run's baseline: what is usual",
+        ),
+        ({"alerts": {"bands": {"response/length_mean": {"high": 0.5}}}}, "a bound of the factor to the run's baseline"),
+        (
             {"gate": {"prompts": 64}},
             "gate.prompts is 64: a win rate of one half is then uncertain by ± 0.12; 128 and more",
         ),
@@ -140,6 +145,25 @@ def test_checkpoints_kept(rules: dict[str, Any], kept: int) -> None:
 )
 def test_what_is_likely_to_disappoint_is_said(groups: dict[str, Any], text: str) -> None:
     assert warned(estimate(spec_with(**groups), TINY), text)
+
+
+def test_bounds_around_what_is_usual_are_no_surprise() -> None:
+    bands = {
+        "response/eos_rate": {"low": -0.1}, "response/length_mean": {"high": 2.0}, "policy/approx_kl": {"high": 0.1},
+        "response/identical": {"high": 0.2}, "kl/ref_sequence": None,
+    }  # fmt: skip
+    assert estimate(spec_with(alerts={"bands": bands}), TINY).warnings == ()
+
+
+def test_fewer_held_out_prompts_than_a_gate_asks_for_are_counted(tmp_path: Path) -> None:
+    held_out = tmp_path / "held_out.jsonl"
+    held_out.write_text('{"prompt": "a"}\n' * 100)
+    found = estimate(spec_with(data={"held_out": str(held_out)}, gate={"prompts": 300}), TINY)
+    assert warned(found, "gate.prompts is 300 but data.held_out has 100 prompts")
+    assert warned(found, "± 0.10")
+    assert any("answers to 100 held-out prompts" in line for line in found.meaning)
+    enough = estimate(spec_with(data={"held_out": str(held_out)}, gate={"prompts": 100}), TINY)
+    assert not warned(enough, "but data.held_out has")
 
 
 def test_a_small_value_clip_is_measured_against_the_scores_spread() -> None:

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.browser
 Visit = Callable[..., Visitor]
 STORY = news(
     "story:length_hacking", raised=8, onset=6, severity="critical",
-    title="This looks like reward hacking by length: Response length rose from 36.5 to 53.3 tokens, from iteration 6 on",
+    title="This looks like reward hacking by length: Response length rose from 36.5 to 53.3 tokens, from iteration 6",
     suggestion={"checkpoint": "1:5", "changes": {"kl.coef": 0.1}, "reason": "It answers longer for a higher score."},
 )  # fmt: skip
 BAND = news("band:response/eos_rate", raised=7, onset=6, metrics=["response/eos_rate"], title="EOS rate fell to 71 %")

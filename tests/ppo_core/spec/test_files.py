@@ -150,6 +150,29 @@ def test_pickled_weights_alone_are_refused(place: Place) -> None:
 # Context
 
 
+@pytest.mark.parametrize(
+    ("architecture", "tensors", "refused"),
+    [
+        ("LlamaForCausalLM", ["model.norm.weight", "lm_head.weight"], True),
+        ("LlamaForCausalLM", ["model.norm.weight", "score.weight"], False),
+        ("LlamaForSequenceClassification", ["model.norm.weight"], False),  # told as it is loaded
+    ],
+)
+def test_a_language_model_gives_no_score(place: Place, architecture: str, tensors: list[str], refused: bool) -> None:
+    folder = place.root / "reward"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"architectures": [architecture]}))
+    places = {
+        name: {"dtype": "F32", "shape": [1], "data_offsets": [4 * at, 4 * at + 4]} for at, name in enumerate(tensors)
+    }
+    header = json.dumps(places).encode()
+    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4 * len(tensors)))
+    faults = place.faults(reward={"sources": [{"kind": "sequence_classifier", "model": str(folder)}]})
+    said = [message for pointer, message in faults if pointer == "/reward/sources/0/model"]
+    assert len(said) == refused
+    assert all("LlamaForCausalLM" in message and "name a sequence classifier" in message for message in said)
+
+
 def test_prompt_and_response_must_fit_the_context(place: Place) -> None:
     pointer, message = place.only_fault(data={"max_prompt_tokens": 89})
     assert pointer == "/rollout/max_new_tokens"
