@@ -9,8 +9,8 @@ from ppo import show
 from ppo.cli_options import Json, RunId
 from ppo.cli_runs import platform
 from ppo.finding import find_run
-from ppo.run_view import number
 from ppo.wire import Gate, GateWins
+from ppo_core.rundir import number
 
 
 def gates(run: RunId, json: Json = False) -> None:

@@ -32,6 +32,7 @@ from store.runs import create_run, transition
 from store.webhook_hosts import WebhookHosts
 from tests.alert_news import news
 from tests.api.live_server import in_thread
+from tests.api.test_gate_routes import gate
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -71,6 +72,23 @@ def raise_alert(sessions: sessionmaker[Session], run_id: str, **fields: Any) -> 
         alert = take_news(session, session.get_one(Run, run_id), 1, 8, datetime.now(UTC), payload)
         append_event(session, run_id, "alert", {**event_fields(alert), "status": payload["status"]}, segment=1)
         return alert.id
+
+
+def test_gates_and_checks_are_listed(sessions: sessionmaker[Session], run_id: str) -> None:
+    assert json.loads(ppo("gates", run_id, "--json").output) == []
+    assert (ppo("gates", run_id).output, ppo("preflight", run_id).output) == ("", "")
+    checks = [{"check": "eos", "status": "warning", "detail": "EOS is rare", "remedy": "raise it"}]
+    with sessions.begin() as session:
+        append_event(session, run_id, "gate", gate(), segment=1, iteration=50)
+        append_event(session, run_id, "gate", gate(tripped=True, rate=None), segment=1, iteration=100)
+        append_event(session, run_id, "preflight", {"findings": checks, "numbers": {}}, segment=1, iteration=0)
+    first, second = (line.split("\t") for line in ppo("gates", run_id).output.splitlines())
+    assert first == [
+        "1:50", "passed", "0.5781", "0.4915", "0.6602", "0.5781", "0.4915", "0.6602", "0.5", "0.1", "",
+    ]  # fmt: skip
+    assert second[:3] == ["1:100", "tripped", "–"]
+    assert [one["tripped"] for one in json.loads(ppo("gates", run_id, "--json").output)] == [False, True]
+    assert ppo("preflight", run_id).output == "eos\twarning\tEOS is rare\traise it\n"
 
 
 def end(sessions: sessionmaker[Session], run_id: str, state: str = "succeeded") -> None:
