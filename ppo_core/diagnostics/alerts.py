@@ -154,7 +154,7 @@ class Watch:
         against = ""
         if found.baseline is not None:
             word = "usual is" if band.relative_to == "baseline" else "40 iterations before it counted as"
-            against = f", {word} {found.baseline:.4g}"
+            against = f"; {word} {found.baseline:.4g}"
         bound = f"beyond {found.bound:.4g}{against}" if found.bound is not None else "out of its band"
         value = "not a finite number" if found.value is None else entry.with_unit(f"{found.value:.4g}")
         text = f"{entry.title} is {value}" + (f", {bound}" if found.value is not None else "")
