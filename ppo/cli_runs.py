@@ -180,7 +180,7 @@ def kill(
 ) -> None:
     """End a run's processes at once, without a checkpoint. One that is over already is no error, as for `ppo stop`.
 
-    What was trained after its newest checkpoint is lost; `ppo retry` goes on from there.
+    What it had not saved is lost; `ppo retry` goes on from its newest checkpoint, or from the beginning without one.
     """
     _bring_to_end(Client.kill, run, wait, json)
 

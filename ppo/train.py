@@ -174,7 +174,7 @@ def train(attempt: Attempt, console: Console, as_json: bool) -> Exit:
     if rank_lost and not signals.asked and end is not None and end.payload["code"] == ExitCode.STOPPED:
         end = None  # Rank 0 obeyed the signal that ended it; nobody had asked for a stop.
     if end is None and signals.killed:
-        _say(console, as_json, "killed; go on from the last checkpoint with --resume")
+        _say(console, as_json, "killed; what was not saved is lost, and --resume goes on with the rest")
         return Exit.STOPPED
     return _outcome(attempt, end, exits, console, as_json)
 

@@ -283,7 +283,7 @@ def carry_out_kill(session: Session, run: Run, detail: str | None = None) -> Run
     asked = next((command for command in open_commands(session, run.id) if command.kind == "kill"), None)
     if asked is None:
         return None
-    sentence = f"killed by {asked.requested_by}; what came after its last checkpoint, if anything, is lost"
+    sentence = f"killed by {asked.requested_by}; what it had not saved is lost"
     if detail:
         sentence = f"{sentence} ({detail})"
     run = transition(session, run.id, "cancelled", reason_code="killed", reason_detail=sentence)

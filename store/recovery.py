@@ -33,13 +33,13 @@ def settle(session: Session, run_id: str, *, expect_token: int, code: str, detai
     if killed is not None:
         return killed
     if any(command.kind == "stop" for command in open_commands(session, run_id)):
-        saved = f"{detail}; it ended on its last checkpoint, which may be older than its last iteration"
-        run = transition(session, run_id, "stopped", reason_code=code, reason_detail=saved, hint=hint)
-        finish_open(session, run_id, {"stop": ("done", saved)})
+        lost = f"{detail}; what it had not saved is lost"
+        run = transition(session, run_id, "stopped", reason_code=code, reason_detail=lost, hint=hint)
+        finish_open(session, run_id, {"stop": ("done", lost)})
         return run
     back = open_rollback(session, run_id)
     if back is not None and back.verified:
-        went = go_back(session, run_id, back, f"{detail}; what came after its last checkpoint, if anything, is lost")
+        went = go_back(session, run_id, back, f"{detail}; what it had not saved is lost")
         if went is not None:
             return went
     failures = run.infrastructure_failures + 1

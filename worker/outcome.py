@@ -61,7 +61,7 @@ def _roll_back(session: Session, run: Run, token: int, outcome: Outcome, back: O
     # What made it rest is no news; what was lost thereby is.
     note = outcome.detail if outcome.kind in ("lost", "cancelled") or own_end else None
     if outcome.kind == "lost":
-        note = f"{note}; what came after its last checkpoint is lost"
+        note = f"{note}; what it had not saved is lost"
     return go_back(session, run.id, back, note)
 
 
@@ -119,9 +119,9 @@ def without_end(exits: Sequence[RankExit], ended_by: EndedBy | None, why: str | 
                 "ended while it was loading; no new checkpoint",
             )
         case "deadline" if draining:
-            return Outcome("requeued", "drained", f"{why}; it goes on from its last checkpoint")
+            return Outcome("requeued", "drained", f"{why}; what it had not saved is lost")
         case "deadline":
-            return Outcome("cancelled", "stop_deadline", f"{why}; what came after its last checkpoint is lost")
+            return Outcome("cancelled", "stop_deadline", f"{why}; what it had not saved is lost")
         case "stalled":
             return Outcome("lost", "stalled", f"the trainer was ended: {why}")
     hint = "Look at the end of the attempt's log."

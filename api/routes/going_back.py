@@ -127,13 +127,16 @@ def fork_run(
 
 @router.post("/resume", status_code=202, openapi_extra=least("operator"))
 def resume_run(run_id: str, database: Database, who: Who, hint: Hint) -> Command:
-    """Queue a paused or stopped run again; it goes on from its newest good checkpoint. Done at once."""
+    """Queue a paused or stopped run again. Done at once.
+
+    It goes on from its newest good checkpoint, or from the beginning without one.
+    """
     return _requeue(database, run_id, "resume", who, hint)
 
 
 @router.post("/retry", status_code=202, openapi_extra=least("operator"))
 def retry_run(run_id: str, database: Database, who: Who, hint: Hint) -> Command:
-    """Queue a failed or cancelled run again, with a whole budget for losses. Done at once."""
+    """Queue a failed or cancelled run again, as a resume does, with a whole budget for losses. Done at once."""
     return _requeue(database, run_id, "retry", who, hint)
 
 

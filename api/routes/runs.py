@@ -146,7 +146,7 @@ def kill_run(run_id: str, database: Database, who: Who) -> Command:
     """End the run's processes at once, without a checkpoint: for what a stop takes too long for. It becomes cancelled.
 
     Whatever else is open gives way. While a kill is open, asking again returns it; 409 when the run is over. A retry
-    goes on from the newest checkpoint.
+    goes on from the newest checkpoint, or from the beginning without one.
     """
     return ask(database, run_id, "kill", who, KILL_DEADLINE_S)
 

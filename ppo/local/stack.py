@@ -278,7 +278,7 @@ class Stack:
         psutil.wait_procs(left, timeout=5)
         if left:
             runs = "1 run" if len(left) == 1 else f"{len(left)} runs"
-            self._report(f"{runs} did not save in time: back to the last checkpoint at the next start")
+            self._report(f"{runs} did not save in time: what was not saved is lost")
 
     @contextlib.contextmanager
     def _step(self, what: str) -> Iterator[None]:

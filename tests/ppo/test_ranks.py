@@ -198,7 +198,7 @@ def test_ctrl_c_twice_kills_all(running: Callable[..., Terminal]) -> None:
     found.process.send_signal(signal.SIGINT)
     time.sleep(0.3)
     found.process.send_signal(signal.SIGINT)
-    assert "killed; go on from the last checkpoint" in found.end()
+    assert "killed; what was not saved is lost" in found.end()
     assert found.process.returncode == 3
 
 

@@ -227,7 +227,7 @@ def test_a_trainer_that_does_not_stop_is_ended_and_the_run_goes_back_all_the_sam
     command = _done(platform, go_back(platform, run_id, checkpoint(platform, run_id, 10), iterations=12, scripted={}))
     assert (command.status, command.outcome["segment"]) == ("done", 2)
     assert "did not stop" in command.detail
-    assert "what came after its last checkpoint is lost" in command.detail
+    assert "what it had not saved is lost" in command.detail
     assert platform.wait_state(run_id, *TERMINAL).state == "succeeded"
 
 

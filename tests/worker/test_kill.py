@@ -38,7 +38,7 @@ def _cancelled(platform: Platform, run_id: str, kill_id: str) -> None:
     """What holds after every kill: the run is cancelled, its command done, no process and no slot left."""
     run = platform.wait_state(run_id, *TERMINAL)
     assert (run.state, run.reason_code) == ("cancelled", "killed")
-    assert "killed by ada; what came after its last checkpoint" in str(run.reason_detail)
+    assert "killed by ada; what it had not saved is lost" in str(run.reason_detail)
     command = platform.command(kill_id)
     assert (command.kind, command.status, command.detail) == ("kill", "done", "every process of the run is gone")
     wait_until(lambda: not marked_processes(run_id, 10**6), 60)  # the supervisor itself is just leaving

@@ -91,7 +91,7 @@ export interface paths {
          * @description End the run's processes at once, without a checkpoint: for what a stop takes too long for. It becomes cancelled.
          *
          *     Whatever else is open gives way. While a kill is open, asking again returns it; 409 when the run is over. A retry
-         *     goes on from the newest checkpoint.
+         *     goes on from the newest checkpoint, or from the beginning without one.
          */
         post: operations["kill_run"];
         delete?: never;
@@ -174,7 +174,9 @@ export interface paths {
         put?: never;
         /**
          * Resume Run
-         * @description Queue a paused or stopped run again; it goes on from its newest good checkpoint. Done at once.
+         * @description Queue a paused or stopped run again. Done at once.
+         *
+         *     It goes on from its newest good checkpoint, or from the beginning without one.
          */
         post: operations["resume_run"];
         delete?: never;
@@ -194,7 +196,7 @@ export interface paths {
         put?: never;
         /**
          * Retry Run
-         * @description Queue a failed or cancelled run again, with a whole budget for losses. Done at once.
+         * @description Queue a failed or cancelled run again, as a resume does, with a whole budget for losses. Done at once.
          */
         post: operations["retry_run"];
         delete?: never;
