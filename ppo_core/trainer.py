@@ -100,7 +100,7 @@ class Trainer:
         self.began = time.monotonic()
         self.judge_score: float | None = None
         # Rank 0's watches for all; what it says is told to the others, as times and the like differ between them.
-        self.told_alerts: set[tuple[str, str]] = set()
+        self.told_alerts: set[tuple[int, str, str]] = set()
         context = context_length(model_config(spec.policy.model))
         self.watch = Watch(spec, state.alerts, lambda iteration: checkpoint_before(segment, iteration), context)
 
@@ -258,9 +258,9 @@ class Trainer:
             What is new of it.
         """
         found = self.ranks.first(lambda: list(look(self.watch)))
-        alerts = [alert for alert in found if (alert["id"], alert["status"]) not in self.told_alerts]
+        alerts = [alert for alert in found if (iteration, alert["id"], alert["status"]) not in self.told_alerts]
         for alert in alerts:
-            self.told_alerts.add((alert["id"], alert["status"]))
+            self.told_alerts.add((iteration, alert["id"], alert["status"]))
             self.journal.append("alert", iteration, alert)
         return alerts
 
@@ -278,10 +278,10 @@ class Trainer:
             )
         return alerts
 
-    def _alerts_told_before(self) -> set[tuple[str, str]]:
-        def told() -> set[tuple[str, str]]:
+    def _alerts_told_before(self) -> set[tuple[int, str, str]]:
+        def told() -> set[tuple[int, str, str]]:
             events = (event for event in all_events(self.segment.journal) if event.type == "alert")
-            return {(event.payload["id"], event.payload["status"]) for event in events}
+            return {(event.iteration, event.payload["id"], event.payload["status"]) for event in events}
 
         return self.ranks.first(told)
 

@@ -90,23 +90,19 @@ class Watch:
         return list(self._left_bands(iteration, metrics))
 
     def look_at_gate(self, iteration: int, tripped: bool, explanation: str, win_rate: float | None) -> list[Payload]:
-        """What a gate gives rise to: it trips, or an earlier one's alert is cleared."""
+        """What a gate gives rise to: it trips, or an earlier one's alert is cleared.
+
+        Each gate is a verdict of its own: one that trips while the alert of an earlier one is open acts again.
+        """
         kept = self._rules.setdefault(GATE, {"levels": [], "open": None})
         if not tripped:
             return [self._cleared(kept, iteration, "the gate has been passed since", win_rate)] if kept["open"] else []
-        if kept["open"]:
+        if kept["open"] and self.spec.gate.action == "note":
             return []
         main = metric("judge/win_rate")
         sign = Sign("judge/win_rate", 0.5, win_rate, explanation)
-        payload = self._payload(
-            GATE,
-            "gate",
-            "critical",
-            iteration,
-            max(1, iteration - self.spec.gate.every + 1),
-            (sign,),
-            self.spec.gate.action,
-        )
+        since = kept["open"]["onset"] if kept["open"] else max(1, iteration - self.spec.gate.every + 1)
+        payload = self._payload(GATE, "gate", "critical", iteration, since, (sign,), self.spec.gate.action)
         payload |= {
             "title": "The judge gate has tripped: the training score rose, the judge saw no gain",
             "detail": explanation,
@@ -117,6 +113,8 @@ class Watch:
             "baseline": 0.5,
             "bound": 0.5,
         }
+        if kept["open"]:
+            payload |= {"status": "escalated", "id": kept["open"]["id"], "iteration": kept["open"]["iteration"]}
         return [self._raised(kept, payload)]
 
     # Bands

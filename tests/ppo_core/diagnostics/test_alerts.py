@@ -169,9 +169,18 @@ def test_a_tripped_gate_is_an_alert_with_a_way_back_and_a_passed_one_clears_it()
     assert raised["suggestion"]["checkpoint"] == "1:40"
     assert raised["suggestion"]["changes"] == {"kl.coef": 0.15}
     assert set(raised) == KEYS
-    assert watch.look_at_gate(150, True, "again", 0.3) == []
+    (again,) = watch.look_at_gate(150, True, "again", 0.2)
+    assert (again["id"], again["iteration"], again["onset"]) == (raised["id"], 100, 51)
+    assert (again["status"], again["action"], again["detail"], again["value"]) == ("escalated", "pause", "again", 0.2)
+    assert again["suggestion"]["checkpoint"] == "1:40"
     (cleared,) = watch.look_at_gate(200, False, "passed", 0.7)
     assert (cleared["id"], cleared["status"]) == (raised["id"], "cleared")
+
+
+def test_a_gate_that_only_notes_is_told_once() -> None:
+    watch = watch_of(made_spec(gate={"every": 50, "action": "note"}))
+    assert len(watch.look_at_gate(50, True, "tripped", 0.3)) == 1
+    assert watch.look_at_gate(100, True, "again", 0.3) == []
 
 
 def test_a_held_out_metric_with_a_band_is_watched_where_it_is_measured() -> None:

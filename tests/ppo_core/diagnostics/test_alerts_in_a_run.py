@@ -95,6 +95,37 @@ def test_a_tripped_gate_is_an_alert(tmp_path: Path) -> None:
     assert not [event for event in journal(segment, "note") if "gate" in event.payload["message"]]
 
 
+def test_a_run_that_goes_on_after_its_gate_is_stopped_by_each_that_trips(tmp_path: Path) -> None:
+    """A gate is a verdict of its own: three in a row, each with its checkpoint, of one alert."""
+    spec = make_toy(tmp_path / "toy")
+    judge = {"kind": "sequence_classifier", "model": str(other_classifier(tmp_path / "judge"))}
+    spec |= {"iterations": 7, "gate": {**spec["gate"], "judge": judge}}
+    segment = toy_segment(tmp_path, spec)
+
+    def hacked_by(much: float) -> Any:
+        """From iteration 1 on the reward's scores of held-out answers are so much higher, and the judge's lower."""
+
+        def change(trainer: Any) -> None:
+            answer = trainer.held_out.answer
+
+            def risen(*arguments: Any) -> Any:
+                found, more = answer(*arguments), much if trainer.control.iteration else 0.0
+                scores = [score + more for score in found.scores]
+                return replace(found, scores=scores, judge_scores=[score - more for score in found.judge_scores])
+
+            trainer.held_out.answer = risen
+
+        return change
+
+    for start in (1, 2, 3):
+        assert run_segment(segment, start, start, change=hacked_by(100.0 * start)) == ExitCode.GATE_OR_GUARD
+        assert journal(segment, "end")[-1].payload["reason"] == "gate"
+        assert checkpoints(segment)[-1].name == f"iter-{2 * start:06d}"
+    told = [row for row in alerts(segment) if row[2] == "gate:judge"]
+    assert [row[:2] for row in told] == [(2, "raised"), (4, "escalated"), (6, "escalated")]
+    assert len({event.payload["id"] for event in journal(segment, "alert") if "gate" in event.payload["id"]}) == 1
+
+
 class Killed(BaseException):
     """Ends a trainer at once and without a last word, as a signal would."""
 
