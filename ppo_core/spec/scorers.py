@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from posixpath import normpath
 from typing import Literal, Self, get_args
 from urllib.parse import unquote
 
@@ -30,6 +31,9 @@ SCORER_FIELDS = {
 
 # Those among them that a kind cannot do without.
 NEEDED_FIELDS = ("model", "name", "url", "served_model")
+
+# A connection to "any address" goes to this machine.
+THIS_MACHINE = ("127.0.0.1", "::1", "0.0.0.0", "::")
 
 # What a judge by comparison is asked, unless the spec says otherwise.
 QUESTION = "Which response to the prompt is better?"
@@ -220,6 +224,7 @@ def place_of(endpoint: Endpoint) -> tuple[str, int, str]:
     """Host, port and path of an address; the spellings of one place, as far as they can be told without asking, are
     one."""
     address = endpoint.address
-    here = endpoint.host == "localhost" or (address is not None and str(address) in ("127.0.0.1", "::1"))
+    here = endpoint.host == "localhost" or (address is not None and str(address) in THIS_MACHINE)
     port = 443 if endpoint.port == 80 else endpoint.port  # One service by http and by https.
-    return "localhost" if here else endpoint.host.rstrip("."), port, unquote(endpoint.path).rstrip("/")
+    path = normpath("/" + unquote(endpoint.path).lstrip("/"))  # Servers merge slashes and take `.` and `..` out.
+    return "localhost" if here else endpoint.host.rstrip("."), port, path

@@ -167,6 +167,11 @@ def test_two_names_of_one_function_are_refused(
         ({"kind": "http", "url": "http://[::1]:8000/score"}, {"kind": "http", "url": "http://127.0.0.1:8000/score/"}),
         ({"kind": "http", "url": "https://rm.example/score"}, {"kind": "http", "url": "http://RM.example./%73core"}),
         (
+            {"kind": "http", "url": "https://rm.example/score"},
+            {"kind": "http", "url": "https://rm.example//a/.././score/"},
+        ),
+        ({"kind": "http", "url": "http://127.0.0.1:8000/score"}, {"kind": "http", "url": "http://0.0.0.0:8000/score"}),
+        (
             {"kind": "sequence_classifier", "model": "/m/a"},
             {"kind": "sequence_classifier", "model": "/m/a", "template": "{response}"},
         ),
