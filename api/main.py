@@ -26,6 +26,7 @@ from api.hints import Hints
 from api.pages import PageRoute
 from api.readiness import Readiness
 from api.routes import (
+    alert_rules,
     alerts,
     auth,
     checkpoints,
@@ -97,6 +98,7 @@ def create_app(settings: ApiSettings) -> FastAPI:
         samples,
         checkpoints,
         alerts,
+        alert_rules,
         gates,
         events,
         logs,

@@ -33,6 +33,11 @@ def check_if_match(given: str | None, etag: str) -> None:
         )
 
 
+def version_etag(version: int) -> str:
+    """The ETag of what counts its changes."""
+    return f'"{version}"'
+
+
 def run_etag(version: int) -> str:
     """A run's ETag. Its version rises with its state, its segment and roll backs asked, not with its iterations."""
-    return f'"{version}"'
+    return version_etag(version)

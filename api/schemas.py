@@ -174,6 +174,9 @@ class DryRun(Message):
     warnings: list[str]
     estimate: dict[str, Any]
     meaning: list[str] = Field(description="What the spec means in numbers, a sentence a line.")
+    from_alert_rules: list[str] = Field(
+        description="Dotted names of the fields of `spec` that the platform's alert rules filled in."
+    )
 
 
 class LatestMetric(Message):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -19,6 +19,7 @@ from ppo_core.spec import (
     RunSpec,
     SpecFaults,
     check_files,
+    fill_alerts,
     map_paths,
     parse_spec,
     read_mapping,
@@ -28,18 +29,51 @@ from ppo_core.spec.hub import is_hub
 from ppo_core.spec.loading import MAX_SPEC_BYTES
 
 
-def accept_spec(body: SpecBody, roots: Sequence[Path], hosts: RewardHosts, engine_hosts: EngineHosts) -> RunSpec:
-    """The checked spec, with absolute paths.
+class Submission(NamedTuple):
+    """A submitted spec, checked, and the dotted names of what the platform's alert rules filled in."""
+
+    spec: RunSpec
+    from_alert_rules: tuple[str, ...]
+
+
+def accept_submission(
+    body: SpecBody,
+    alert_rules: Mapping[str, Any],
+    roots: Sequence[Path],
+    hosts: RewardHosts,
+    engine_hosts: EngineHosts,
+) -> Submission:
+    """What a new run would be: the spec with the platform's alert rules where it says nothing, checked.
+
+    A spec that is stored with a run has been through here, so it is whole, and later rules change nothing of it.
 
     Raises:
         SpecFaults: with every fault found; nothing was stored.
     """
+    filled = fill_alerts(_read(body), alert_rules)
+    return Submission(_checked(filled.data, roots, hosts, engine_hosts), filled.from_rules)
+
+
+def accept_spec(body: SpecBody, roots: Sequence[Path], hosts: RewardHosts, engine_hosts: EngineHosts) -> RunSpec:
+    """The checked spec, with absolute paths: one that is whole already, as a run's own.
+
+    Raises:
+        SpecFaults: with every fault found; nothing was stored.
+    """
+    return _checked(_read(body), roots, hosts, engine_hosts)
+
+
+def _read(body: SpecBody) -> dict[str, Any]:
     data = read_mapping(body.spec_yaml) if body.spec_yaml is not None else dict(body.spec or {})
     faults = [Fault(pointer, "holds a NUL character, which cannot be kept; leave it out") for pointer in _nuls(data)]
     if len(json.dumps(data, default=str)) > MAX_SPEC_BYTES:
         faults.append(Fault("", f"the spec is longer than {MAX_SPEC_BYTES} bytes"))
     if faults:
         raise SpecFaults(faults)
+    return data
+
+
+def _checked(data: dict[str, Any], roots: Sequence[Path], hosts: RewardHosts, engine_hosts: EngineHosts) -> RunSpec:
     for root in roots:  # The first root that has the file wins: what was found is absolute from then on.
         data = resolve_paths(data, root)
     spec = parse_spec(data)

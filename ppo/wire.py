@@ -81,6 +81,7 @@ class DryRun(TypedDict):
     warnings: list[str]
     estimate: dict[str, Any]
     meaning: list[str]
+    from_alert_rules: list[str]
 
 
 class LatestMetric(TypedDict):

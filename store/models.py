@@ -24,7 +24,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Mapped, mapped_column
 
-from store import alert_tables, webhook_tables  # noqa: F401  tables of the same schema
+from store import alert_rule_tables, alert_tables, webhook_tables  # noqa: F401  tables of the same schema
 from store.base import Base as Base
 from store.base import one_of
 from store.states import COMMAND_STATUSES, STATES

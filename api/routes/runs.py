@@ -13,10 +13,9 @@ from api.errors import ProblemError, not_found
 from api.idempotent import IdempotencyKey, make_once, request_of
 from api.preconditions import IfMatch, check_if_match, run_etag
 from api.schemas import AlertCounts, Command, DryRun, Page, Run, RunChange, RunDetail, SpecBody
-from api.specs import accept_spec, spec_fields, spec_yaml
+from api.specs import Submission, accept_submission, spec_fields, spec_yaml
 from ppo_core.estimate import estimate
-from ppo_core.spec import RunSpec
-from store import audit, run_read
+from store import alert_rules, audit, run_read
 from store.commands import open_commands, request_command
 from store.deletion import delete_run
 from store.fleet import list_workers, most_gpus
@@ -49,15 +48,19 @@ def submit_run(
     key: IdempotencyKey = None,
     dry_run: Annotated[bool, Query(description="Only say what the spec would do.")] = False,
 ) -> Run | Response:
-    """Queue a run. A spec with faults is refused with every fault named, and nothing is stored."""
+    """Queue a run. A spec with faults is refused with every fault named, and nothing is stored.
+
+    What its `alerts` group leaves out comes from the platform's alert rules and is stored with the run.
+    """
     if dry_run:
         return Response(_dry_run(body, database, settings).model_dump_json(), media_type="application/json")
     request = request_of(key, "POST /v1/runs", who.principal, body.model_dump(exclude_none=True))
 
-    def prepare() -> RunSpec:
-        return accept_spec(body, settings.roots, settings.reward_hosts, settings.engine_hosts)
+    def prepare() -> Submission:
+        return _accept(body, database, settings)
 
-    def make(run_id: str, spec: RunSpec) -> None:
+    def make(run_id: str, submission: Submission) -> None:
+        spec = submission.spec
         create_run(
             database,
             run_id=run_id,
@@ -68,7 +71,7 @@ def submit_run(
             gpus=spec.resources.gpus,
             created_by=who.name,
         )
-        audit.record(database, who.name, "run.submit", run_id)
+        audit.record(database, who.name, "run.submit", run_id, from_alert_rules=list(submission.from_alert_rules))
 
     made = make_once(database, request, "r", prepare, make)
     if made.now:
@@ -182,8 +185,14 @@ def run_message(standing: RunStanding) -> Run:
     return Run(**_fields(standing))
 
 
+def _accept(body: SpecBody, database: Database, settings: Settings) -> Submission:
+    rules = alert_rules.current_rules(database).alerts
+    database.rollback()  # The spec's files are looked at without a transaction that waits.
+    return accept_submission(body, rules, settings.roots, settings.reward_hosts, settings.engine_hosts)
+
+
 def _dry_run(body: SpecBody, database: Database, settings: Settings) -> DryRun:
-    spec = accept_spec(body, settings.roots, settings.reward_hosts, settings.engine_hosts)
+    spec, from_alert_rules = _accept(body, database, settings)
     found = estimate(spec)
     fields = spec_fields(spec)
     return DryRun(
@@ -192,6 +201,7 @@ def _dry_run(body: SpecBody, database: Database, settings: Settings) -> DryRun:
         warnings=[*found.warnings, *_fleet_warnings(database, spec.resources.gpus)],
         estimate=found.as_dict(),
         meaning=list(found.news),
+        from_alert_rules=list(from_alert_rules),
     )
 
 

@@ -1,6 +1,7 @@
 """The run spec: a door, importable without torch."""
 
 from ppo_core.errors import SpecError
+from ppo_core.spec.alert_rules import Filled, fill_alerts
 from ppo_core.spec.changes import (
     Difference,
     apply_settings,
@@ -20,6 +21,7 @@ from ppo_core.spec.loading import (
     SpecFaults,
     apply_overrides,
     map_paths,
+    parse_alert_rules,
     parse_spec,
     read_mapping,
     resolve_paths,
@@ -33,6 +35,7 @@ __all__ = [
     "Difference",
     "EngineHosts",
     "Fault",
+    "Filled",
     "RewardHosts",
     "RunSpec",
     "SpecError",
@@ -42,8 +45,10 @@ __all__ = [
     "changeable",
     "check_files",
     "differences",
+    "fill_alerts",
     "map_paths",
     "misfits_with_checkpoint",
+    "parse_alert_rules",
     "parse_spec",
     "pointer_of",
     "read_mapping",

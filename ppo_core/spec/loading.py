@@ -16,7 +16,8 @@ from pydantic import BaseModel, ValidationError
 from ppo_core.errors import SpecError
 from ppo_core.spec.fields import group_in, holds_names, path_places
 from ppo_core.spec.run_spec import RunSpec
-from ppo_core.spec.setting import Misfits
+from ppo_core.spec.setting import Group, Misfits
+from ppo_core.spec.watching import AlertsConfig
 
 MAX_SPEC_BYTES = 256 * 1024
 MAX_DEPTH = 32
@@ -36,16 +37,24 @@ class Fault:
 
 
 class SpecFaults(SpecError):
-    """A spec with faults: all of them, in the order of the spec."""
+    """A spec with faults: all of them, in the order of the spec. `subject` says whose, where it is no spec."""
 
-    def __init__(self, faults: Iterable[Fault]) -> None:
+    def __init__(self, faults: Iterable[Fault], subject: str = "The spec has") -> None:
         self.faults = tuple(faults)
+        self._subject = subject
         super().__init__("; ".join(str(fault) for fault in self.faults))
 
     @property
     def heading(self) -> str:
         """The line above the list of faults; the same wherever they are shown."""
-        return "The spec has 1 fault." if len(self.faults) == 1 else f"The spec has {len(self.faults)} faults."
+        count = len(self.faults)
+        return f"{self._subject} {count} fault{'' if count == 1 else 's'}."
+
+
+class _AlertRules(Group):
+    """The part of a spec that a platform's alert rules are."""
+
+    alerts: AlertsConfig
 
 
 class _StrictLoader(yaml.SafeLoader):
@@ -144,6 +153,22 @@ def parse_spec(source: str | Mapping[str, Any]) -> RunSpec:
         return RunSpec.model_validate(data)
     except ValidationError as error:
         raise SpecFaults(_faults(error)) from error
+
+
+def parse_alert_rules(alerts: Mapping[str, Any]) -> dict[str, Any]:
+    """Check a platform's own alert rules, a partial `alerts` group, by the classes that check a spec's.
+
+    Returns:
+        The fields that are set, and no defaults.
+
+    Raises:
+        SpecFaults: with every fault found; pointers begin with `/alerts`, as in a spec.
+    """
+    try:
+        checked = _AlertRules.model_validate({"alerts": _deep_copy(alerts)})
+    except ValidationError as error:
+        raise SpecFaults(_faults(error), "The platform's alert rules have") from error
+    return checked.alerts.model_dump(mode="json", exclude_unset=True)
 
 
 def with_defaults(stored: Mapping[str, Any]) -> dict[str, Any]:

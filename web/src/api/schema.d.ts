@@ -20,6 +20,8 @@ export interface paths {
         /**
          * Submit Run
          * @description Queue a run. A spec with faults is refused with every fault named, and nothing is stored.
+         *
+         *     What its `alerts` group leaves out comes from the platform's alert rules and is stored with the run.
          */
         post: operations["submit_run"];
         delete?: never;
@@ -632,6 +634,32 @@ export interface paths {
          */
         get: operations["read_preflight"];
         put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/alert-rules": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Read Alert Rules
+         * @description The platform's own alert rules, with their ETag.
+         */
+        get: operations["read_alert_rules"];
+        /**
+         * Replace Alert Rules
+         * @description Put other rules in the place of these. Needs If-Match with their ETag; checked as a spec's `alerts` group is.
+         *
+         *     They count for specs that are submitted from now on. Runs that are there keep what they were submitted with.
+         */
+        put: operations["replace_alert_rules"];
         post?: never;
         delete?: never;
         options?: never;
@@ -1412,6 +1440,41 @@ export interface components {
             };
         };
         /**
+         * AlertRules
+         * @description The platform's own alert rules: what a submitted spec leaves out of its `alerts` group comes from here.
+         */
+        AlertRules: {
+            /**
+             * Alerts
+             * @description The fields of the group that are set, and no defaults.
+             */
+            alerts: {
+                [key: string]: unknown;
+            };
+            /**
+             * Version
+             * @description 0 until the first change; in quotes it is the ETag.
+             */
+            version: number;
+            /** Changed By */
+            changed_by: string | null;
+            /** Changed At */
+            changed_at: string | null;
+        };
+        /**
+         * AlertRulesBody
+         * @description The rules that are to stand, whole: what is left out is no rule any more.
+         */
+        AlertRulesBody: {
+            /**
+             * Alerts
+             * @description A part of a spec's `alerts` group (see `/v1/spec/schema`): its fields, bands by metric.
+             */
+            alerts: {
+                [key: string]: unknown;
+            };
+        };
+        /**
          * Alive
          * @description The process answers.
          */
@@ -1655,6 +1718,11 @@ export interface components {
              * @description What the spec means in numbers, a sentence a line.
              */
             meaning: string[];
+            /**
+             * From Alert Rules
+             * @description Dotted names of the fields of `spec` that the platform's alert rules filled in.
+             */
+            from_alert_rules: string[];
         };
         /**
          * Event
@@ -4437,6 +4505,71 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["Preflight"];
+                };
+            };
+            /** @description Anything else. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    read_alert_rules: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["AlertRules"];
+                };
+            };
+            /** @description Anything else. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    replace_alert_rules: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description The ETag of what you have seen: another one means that somebody changed it since. `*` takes any. */
+                "If-Match"?: string | null;
+            };
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["AlertRulesBody"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["AlertRules"];
                 };
             };
             /** @description Anything else. */
