@@ -7,16 +7,19 @@ import shlex
 from collections.abc import Iterable
 from itertools import islice
 from json import dumps
+from pathlib import Path
 from typing import Annotated
 
 import typer
+import yaml
 from rich.table import Table
 
 from ppo import show
 from ppo.cli_options import Json, ListsByDefault
 from ppo.cli_runs import platform
 from ppo.finding import find_run
-from ppo.wire import Alert, AlertStatus, Delivery, Evidence, Webhook
+from ppo.spec_file import read_alert_rules
+from ppo.wire import Alert, AlertRules, AlertStatus, Delivery, Evidence, Webhook
 from ppo_core.rundir import number
 
 AlertId = Annotated[str, typer.Argument(metavar="ID", help="An alert's id, as `ppo alerts` shows it.")]
@@ -24,6 +27,10 @@ WebhookId = Annotated[str, typer.Argument(metavar="ID", help="A webhook's id, as
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 alerts = typer.Typer(cls=ListsByDefault, help="List alerts: ppo alerts [RUN] [--open]. Or acknowledge or snooze one.")
+rules = typer.Typer(
+    cls=ListsByDefault,
+    help="Show the platform's own alert rules: ppo alerts rules. Or put others there: ppo alerts rules set FILE.",
+)
 webhooks = typer.Typer(cls=ListsByDefault, help="List webhooks: ppo webhooks. Or make, test, change or remove one.")
 
 
@@ -171,6 +178,46 @@ def _as_yaml(value: object) -> str:
     return shlex.quote(value if isinstance(value, str) else dumps(value))
 
 
+# The platform's own alert rules
+
+
+@rules.command("ls")
+def show_rules(json: Json = False) -> None:
+    """Show the platform's own alert rules: what a submitted spec takes where its `alerts` say nothing.
+
+    As YAML that `ppo alerts rules set` takes, with the version in a comment.
+    """
+    with platform(json) as (client, _):
+        _rules(client.alert_rules.get(), json)
+
+
+@rules.command("set")
+def set_rules(
+    file: Annotated[
+        Path, typer.Argument(help="YAML or JSON with the key `alerts`, as in a spec; {alerts: {}} for no rules.")
+    ],
+    version: Annotated[
+        int | None,
+        typer.Option(min=0, help="Only if the rules are still of this version.", show_default=False),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Put other alert rules in the place of the platform's, whole. They count for runs submitted from now on."""
+    with show.errors(json):
+        alerts = read_alert_rules(file)
+    with platform(json) as (client, _):
+        _rules(client.alert_rules.put(alerts, version=version), json)
+
+
+def _rules(found: AlertRules, json: bool) -> None:
+    if json:
+        show.as_json(found)
+        return
+    changed = f", changed by {found['changed_by']} at {found['changed_at']}" if found["changed_at"] else ""
+    print(f"# version {found['version']}{changed}")
+    print(yaml.safe_dump({"alerts": found["alerts"]}, sort_keys=False, allow_unicode=True), end="")
+
+
 # Webhooks
 
 
@@ -309,5 +356,6 @@ def _delivery(found: Delivery, json: bool) -> None:
 
 def register(app: typer.Typer) -> None:
     """Add these commands to the `ppo` command."""
+    alerts.add_typer(rules, name="rules")
     app.add_typer(alerts, name="alerts")
     app.add_typer(webhooks, name="webhooks")

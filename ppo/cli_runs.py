@@ -73,7 +73,9 @@ def submit(
             if json:
                 show.as_json(answer)
             else:
-                show.dry_run(answer["meaning"], answer["warnings"], "nothing was queued")
+                filled = answer["from_alert_rules"]
+                told = [f"from the platform's alert rules: {', '.join(filled)}"] if filled else []
+                show.dry_run([*answer["meaning"], *told], answer["warnings"], "nothing was queued")
             return
         with told_how_to_prepare(spec, fields):
             run = client.submit(fields)

@@ -20,7 +20,7 @@ from uuid import uuid4
 
 from ppo import client_waiting
 from ppo.access import find_access
-from ppo.client_alerts import Alerts, Webhooks
+from ppo.client_alerts import Alerts, PlatformAlertRules, Webhooks
 from ppo.client_errors import (
     AccessError,
     ClientError,
@@ -86,6 +86,7 @@ class Client:
             url, key = url or access.url, key or access.key
         self._connection = Connection(url, key, timeout_s)
         self.alerts = Alerts(self._connection)
+        self.alert_rules = PlatformAlertRules(self._connection)
         self.webhooks = Webhooks(self._connection)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Alerts and webhooks of a platform, as `Client.alerts` and `Client.webhooks`."""
+"""Alerts, alert rules and webhooks of a platform, as `Client.alerts`, `Client.alert_rules` and `Client.webhooks`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, cast
 from urllib.parse import quote
 
 from ppo.connection import Connection
-from ppo.wire import Alert, AlertDetail, AlertStatus, Delivery, NewWebhook, Preflight, Severity, Webhook
+from ppo.wire import Alert, AlertDetail, AlertRules, AlertStatus, Delivery, NewWebhook, Preflight, Severity, Webhook
 
 
 class Alerts:
@@ -44,6 +44,29 @@ class Alerts:
     def preflight(self, run_id: str) -> Preflight:
         """What was checked before the run's first iteration."""
         return cast(Preflight, self._connection.get(f"/v1/runs/{quote(run_id, safe='')}/preflight"))
+
+
+class PlatformAlertRules:
+    """What submitted specs take for the fields of `alerts` that they leave out. Changing it needs an admin's key."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def get(self) -> AlertRules:
+        """The rules as they are: a part of a spec's `alerts` group, no defaults."""
+        return cast(AlertRules, self._connection.get("/v1/alert-rules"))
+
+    def put(self, alerts: Mapping[str, Any], *, version: int | None = None) -> AlertRules:
+        """Put other rules in their place, whole. With `version` only as they were when they were looked at.
+
+        Raises:
+            RequestError: 412, they were changed since; 422, with every fault of the rules.
+        """
+        seen = self.get()["version"] if version is None else version
+        headers = {"If-Match": f'"{seen}"'}
+        return cast(
+            AlertRules, self._connection.once("PUT", "/v1/alert-rules", json={"alerts": alerts}, headers=headers)
+        )
 
 
 class Webhooks:

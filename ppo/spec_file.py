@@ -17,15 +17,32 @@ def read_spec_file(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     Raises:
         SpecFaults: unreadable, not YAML, or a malformed override. The fields themselves are not checked yet.
     """
+    return resolve_paths(apply_overrides(read_mapping(_text_of(path)), overrides), path.resolve().parent)
+
+
+def read_alert_rules(path: Path) -> dict[str, Any]:
+    """The `alerts` of a file that has nothing else; their fields are not checked yet.
+
+    Raises:
+        SpecFaults: unreadable, not YAML, or of another shape.
+    """
+    data = read_mapping(_text_of(path))
+    alerts = data.get("alerts")
+    if len(data) != 1 or not isinstance(alerts, dict):
+        message = "alert rules are one group, as in a spec: `alerts: {on_critical: pause}`, or `alerts: {}` for none"
+        raise SpecFaults([Fault("", message)])
+    return alerts
+
+
+def _text_of(path: Path) -> str:
     try:
-        text = path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise SpecFaults([Fault("", f"{path} is not UTF-8 text (byte {error.start})")]) from error
     except OSError as error:
         raise SpecFaults(
             [Fault("", f"{path} cannot be read: {error.strerror}; give the path of a YAML file")]
         ) from error
-    return resolve_paths(apply_overrides(read_mapping(text), overrides), path.resolve().parent)
 
 
 @contextmanager

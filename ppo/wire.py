@@ -75,6 +75,13 @@ class RunDetail(Run):
     open_commands: list[Command]
 
 
+class AlertRules(TypedDict):
+    alerts: dict[str, Any]
+    version: int
+    changed_by: str | None
+    changed_at: str | None
+
+
 class DryRun(TypedDict):
     spec: dict[str, Any]
     spec_yaml: str

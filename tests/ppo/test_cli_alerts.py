@@ -222,3 +222,32 @@ def test_a_webhook_is_made_switched_and_removed() -> None:
     assert (refused.exit_code, "PPO_WEBHOOK_HOSTS" in refused.output) == (Exit.USAGE, True)
     assert ppo("webhooks", "rm", hook).exit_code == 0
     assert json.loads(ppo("webhooks", "--json").output) == []
+
+
+def test_alert_rules_are_shown_as_what_set_takes(client: Client, tmp_path: Path) -> None:
+    file = tmp_path / "rules.yaml"
+    file.write_text("alerts:\n  on_critical: pause\n  bands: {kl/ref_token: null}\n")
+    made = ppo("alerts", "rules", "set", str(file))
+    assert made.exit_code == 0, made.output
+    shown = ppo("alerts", "rules")
+    assert shown.output == made.output
+    assert shown.output.startswith(f"# version {client.alert_rules.get()['version']}, changed by ada at ")
+    file.write_text(shown.output)
+    assert json.loads(ppo("alerts", "rules", "set", str(file), "--json").output) == client.alert_rules.get()
+    assert client.alert_rules.put({})["alerts"] == {}
+
+
+def test_alert_rules_of_another_version_or_with_faults_are_refused(client: Client, tmp_path: Path) -> None:
+    before = client.alert_rules.get()
+    file = tmp_path / "rules.yaml"
+    file.write_text("alerts: {on_critical: explode}")
+    refused = ppo("alerts", "rules", "set", str(file))
+    assert refused.exit_code == Exit.USAGE
+    assert "/alerts/on_critical" in refused.stderr
+    file.write_text("alerts: {on_critical: pause}")
+    stale = ppo("alerts", "rules", "set", str(file), "--version", str(before["version"] + 1))
+    assert stale.exit_code not in (0, None)
+    assert "If-Match" in stale.stderr
+    file.write_text("on_critical: pause")
+    assert ppo("alerts", "rules", "set", str(file)).exit_code == Exit.USAGE
+    assert client.alert_rules.get() == before
