@@ -85,7 +85,7 @@ def test_of_changes_at_once_one_wins(
 @pytest.mark.parametrize(
     ("alerts", "pointer", "words"),
     [
-        ({"bands": {"response/length": None}}, "/alerts/bands/response~1length", "response/length_mean"),
+        ({"bands": {"response/length": None}}, "/alerts/bands/response~1length", "did you mean"),
         ({"bands": {KL: {"low": 2, "high": 1}}}, "/alerts/bands/policy~1approx_kl/high", "high is 1 but low is 2"),
         ({"on_red": "stop"}, "/alerts/on_red", "on_critical"),
         ({"on_story": None}, "/alerts/on_story", "None"),

@@ -68,7 +68,7 @@ def test_only_what_is_set_is_kept() -> None:
 @pytest.mark.parametrize(
     ("rules", "pointer", "words"),
     [
-        ({"bands": {"response/length": None}}, "/alerts/bands/response~1length", "response/length_mean"),
+        ({"bands": {"response/length": None}}, "/alerts/bands/response~1length", "did you mean"),
         ({"bands": {KL: {"low": 2, "high": 1}}}, "/alerts/bands/policy~1approx_kl/high", "high is 1 but low is 2"),
         ({"bands": {KL: {}}}, "/alerts/bands/policy~1approx_kl", "null to switch the metric off"),
         ({"on_red": "stop"}, "/alerts/on_red", "unknown field"),

@@ -65,6 +65,12 @@ export async function patch<T>(path: string, body: unknown, headers: Record<stri
   return send<T>("PATCH", path, body, guarded(headers));
 }
 
+/** Puts something in the place of what was there; the answer has the mark of the new version. */
+export async function putTagged<T>(path: string, body: unknown, headers: Record<string, string>): Promise<Tagged<T>> {
+  const response = await ask("PUT", path, body, guarded(headers));
+  return { body: (await response.json()) as T, etag: response.headers.get("ETag") ?? "" };
+}
+
 export async function remove(path: string, headers: Record<string, string>): Promise<void> {
   return send("DELETE", path, undefined, guarded(headers));
 }

@@ -1,8 +1,8 @@
 /** The api's resources as functions. */
 
-import { allPages, ApiError, asProblem, get, getTagged, patch, post, remove, withQuery, type Query } from "./client";
+import { allPages, ApiError, asProblem, get, getTagged, patch, post, putTagged, remove, withQuery, type Query, type Tagged } from "./client";
 import type {
-  Alert, AlertDetail, Delivery, NewWebhook, Preflight, Webhook, WebhookEventType,
+  Alert, AlertDetail, AlertRules, Delivery, NewWebhook, Preflight, Webhook, WebhookEventType,
   Checkpoint, Command, DryRun, EventPage, ForkPreview, Gate, GcPreview, LatestMetrics, Lineage, LogFile, LogMatches, LogPart,
   MetricDefinition, MetricsQuery, Page, Preset, RollbackPreview, Run, RunDetail, RunLabels, Sample, Segment, SegmentDetail, SpecSchema,
   TokenRecord, Verification, Worker,
@@ -83,6 +83,10 @@ export async function listGates(id: string): Promise<Gate[]> {
   return (await get<Page<Gate>>(`${runPath(id)}/gates`)).items;
 }
 export const readPreflight = (id: string): Promise<Preflight> => get(`${runPath(id)}/preflight`);
+
+export const readAlertRules = (): Promise<Tagged<AlertRules>> => getTagged("/v1/alert-rules");
+export const replaceAlertRules = (alerts: Record<string, unknown>, seen: string): Promise<Tagged<AlertRules>> =>
+  putTagged("/v1/alert-rules", { alerts }, { "If-Match": seen });
 
 const webhookPath = (id: string): string => `/v1/webhooks/${encodeURIComponent(id)}`;
 export async function listWebhooks(): Promise<Webhook[]> {

@@ -47,6 +47,7 @@ export type LogMatches = Schemas["LogMatches"];
 export type Worker = Schemas["Worker"];
 export type Slot = Schemas["Slot"];
 export type Preset = Schemas["Preset"];
+export type AlertRules = Schemas["AlertRules"];
 export type DryRun = Schemas["DryRun"];
 export type Me = Schemas["Me"];
 
