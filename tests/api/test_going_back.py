@@ -9,6 +9,7 @@ from uuid import uuid4
 
 import pytest
 from sqlalchemy import select, update
+from starlette.testclient import TestClient
 
 from api.going_back import Plan
 from api.routes import going_back
@@ -293,6 +294,25 @@ def test_a_fork_needs_no_name_and_is_made_once(trained: Trained) -> None:
     first, again = trained.fork(target, key="fork"), trained.fork(target, key="fork")
     assert first.json()["name"] == "reviews (fork)"
     assert (again.status_code, again.json()["id"]) == (201, first.json()["id"])
+
+
+def test_rules_that_came_later_are_in_no_fork_and_no_segment(trained: Trained, admin: TestClient) -> None:
+    """Both go on with the settings of their checkpoint."""
+    target = trained.save(20)
+
+    def put(alerts: dict[str, Any]) -> None:
+        answer = admin.put("/v1/alert-rules", json={"alerts": alerts}, headers={"If-Match": "*"})
+        assert answer.status_code == 200, answer.text
+
+    put({"on_story": "stop", "bands": {"response/length_mean": None}})
+    try:
+        forked = trained.fork(target)
+        assert forked.status_code == 201, forked.text
+        alerts = trained.operator.get(f"/v1/runs/{forked.json()['id']}").json()["spec"]["alerts"]
+        assert (alerts["on_story"], alerts["bands"]) == ("note", {})
+        assert trained.preview(target)["changes"] == []
+    finally:
+        put({})
 
 
 def test_a_checkpoint_that_goes_while_a_fork_is_made_refuses_it(
