@@ -55,6 +55,8 @@ TABLE = {
     ("GET", "/v1/alerts/{alert_id}"): VIEWER,
     ("POST", "/v1/alerts/{alert_id}/ack"): OPERATOR,
     ("POST", "/v1/alerts/{alert_id}/snooze"): OPERATOR,
+    ("GET", "/v1/alert-rules"): VIEWER,
+    ("PUT", "/v1/alert-rules"): ADMIN,
     ("GET", "/v1/webhooks"): ADMIN,
     ("POST", "/v1/webhooks"): ADMIN,
     ("GET", "/v1/webhooks/{webhook_id}"): ADMIN,
