@@ -228,7 +228,7 @@ def test_drain_saves_and_requeues_and_the_next_worker_goes_on(worker: Platform) 
 
 def test_a_pause_that_is_withdrawn_leaves_the_drain_in_force(worker: Platform) -> None:
     """Its trainer was late for the pause, and must not train on until the drain's own time is over."""
-    run_id = worker.submit(10_000)
+    run_id = worker.submit(10_000, checkpoint_every=10_000)  # frozen in a save it would be waited for, however late
     worker.wait(run_id, lambda run: run.iteration >= 2)
     trainer = worker.trainer_pid(run_id)
     os.kill(trainer, signal.SIGSTOP)
