@@ -165,6 +165,6 @@ def test_a_roll_back_to_another_score_begins_its_moments_anew(
     segment = rolled_back(straight, tmp_path, {**shaped, "reward": {**shaped["reward"], "sources": sources}})
     assert state_of(segment.checkpoint(3))["score_moments"]["count"] == 8
     assert metrics_of(segment)[3]["reward/normalized_std"] == pytest.approx(1.0, abs=1e-3)
-    usual, moments = [event.payload["message"] for event in journal(segment, "note")]
+    moments, usual = [event.payload["message"] for event in journal(segment, "note")]
     assert "reward.normalize begins anew" in moments
     assert "what is usual for this run is learned anew" in usual
