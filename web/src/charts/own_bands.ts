@@ -4,8 +4,10 @@ import type { MetricDefinition } from "../api/types";
 import { formatNumber } from "../format";
 import { definitionOf } from "./families";
 
-const BOUNDS = ["red_low", "low", "high", "red_high"] as const;
-type Bounds = Partial<Record<(typeof BOUNDS)[number], number | null>>;
+/** A band's bounds, from the lowest on. */
+export const BOUNDS = ["red_low", "low", "high", "red_high"] as const;
+export type Bound = (typeof BOUNDS)[number];
+export type Bounds = Partial<Record<Bound, number | null>>;
 type Band = NonNullable<MetricDefinition["band"]>;
 
 export function withOwnBands(registry: Map<string, MetricDefinition>, spec: Record<string, unknown>): Map<string, MetricDefinition> {
@@ -22,7 +24,7 @@ function bandOf(bounds: Bounds | null, documented: MetricDefinition["band"]): Me
   const base: Omit<Band, "text"> = documented ?? {
     low: null, high: null, red_low: null, red_high: null, relative_to: null, measure: "value", good_from: null, red_iterations: 1,
   };
-  const found = Object.fromEntries(BOUNDS.map((name) => [name, bounds[name] ?? null])) as Record<(typeof BOUNDS)[number], number | null>;
+  const found = Object.fromEntries(BOUNDS.map((name) => [name, bounds[name] ?? null])) as Record<Bound, number | null>;
   const words = BOUNDS.filter((name) => found[name] !== null).map((name) => `${name} ${formatNumber(found[name])}`);
   return { ...base, ...found, good_from: null, text: `This run's own: ${words.join(", ")}${measured(base)}.` };
 }

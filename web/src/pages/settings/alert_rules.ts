@@ -1,14 +1,13 @@
 /** The form of the platform's alert rules: from what is stored to fields and back. Validating is the api's. */
 
 import type { MetricDefinition } from "../../api/types";
+import { BOUNDS, type Bound, type Bounds } from "../../charts/own_bands";
 
-export const BOUNDS = ["red_low", "low", "high", "red_high"] as const;
 export const ACTIONS = ["on_warning", "on_critical", "on_story"] as const;
 
-export type Bound = (typeof BOUNDS)[number];
 export type ActionName = (typeof ACTIONS)[number];
 export type Alerts = Record<string, unknown>;
-type StoredBand = Partial<Record<Bound, number | null>> | null;
+type StoredBand = Bounds | null;
 
 /** A metric's rule: none, other bounds, or no alerts. Bounds are kept as typed; an empty one leaves its side open. */
 export interface BandField {
@@ -18,7 +17,7 @@ export interface BandField {
 
 const storedBands = (alerts: Alerts): Record<string, StoredBand> => (alerts.bands ?? {}) as Record<string, StoredBand>;
 
-const asText = (bounds: Partial<Record<Bound, number | null>> | null | undefined): Record<Bound, string> =>
+const asText = (bounds: Bounds | null | undefined): Record<Bound, string> =>
   Object.fromEntries(BOUNDS.map((bound) => [bound, String(bounds?.[bound] ?? "")])) as Record<Bound, string>;
 
 /** A field for every metric that has a band or a rule; the bounds of one without a rule begin as documented. */
